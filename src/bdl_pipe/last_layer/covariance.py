@@ -133,7 +133,6 @@ class Dense(Form):
         return root.mT @ root
 
 
-@final
 @dataclass(frozen=True)
 class Diagonal(Form):
     """The form S = diag(exp 2m); no tensor of batch × count × h is formed."""
@@ -155,20 +154,19 @@ class Diagonal(Form):
 
 @final
 @dataclass(frozen=True)
-class LowRank(Form):
+class LowRank(Diagonal):
     """The form S = FFᵀ + diag(exp 2m)."""
 
     factor: Float[Tensor, "count h r"]
-    log_scale: Float[Tensor, "count h"]
 
     def quadratic(self, features: Float[Tensor, "batch h"]) -> Float[Tensor, "batch count"]:
         count, _, rank = self.factor.shape
         root = F.linear(features, self.factor.mT.flatten(0, 1)).unflatten(1, (count, rank))  # Fᵀφ
-        return F.linear(features.square(), (2 * self.log_scale).exp()) + root.square().sum(-1)
+        return super().quadratic(features) + root.square().sum(-1)
 
     def covariance(self, features: Float[Tensor, "group row h"]) -> Float[Tensor, "group count row row"]:
         root = torch.einsum("grh,chm->grcm", features, self.factor)  # Fᵀφ
-        return _products(root) + _products(features[:, :, None] * self.log_scale.exp())
+        return _products(root) + super().covariance(features)
 
     def divergence(self, prior_variance: float) -> Float[Tensor, ""]:
         scaled = self.factor * (-self.log_scale).exp()[..., None]  # D^(−1/2) F
@@ -176,10 +174,10 @@ class LowRank(Form):
         root = torch.linalg.cholesky(identity + scaled.mT @ scaled)  # [count, r, r]
         log_det_ratio = 2 * root.diagonal(dim1=-2, dim2=-1).log().sum(-1)  # log det(I + FᵀD⁻¹F)
         added = self.factor.square().sum() / prior_variance - log_det_ratio.sum()
-        return added + _excess(self.log_scale, prior_variance)
+        return added + super().divergence(prior_variance)
 
     def matrix(self) -> Float[Tensor, "count h h"]:
-        return self.factor @ self.factor.mT + torch.diag_embed((2 * self.log_scale).exp())
+        return self.factor @ self.factor.mT + super().matrix()
 
 
 @final
@@ -231,7 +229,7 @@ class Covariance(nn.Module):
             return Diagonal(self.log_scale)
         assert self.factor is not None
         if self.kind == "lowrank":
-            return LowRank(self.factor, self.log_scale)
+            return LowRank(self.log_scale, self.factor)
         if self.factor.shape[-1] <= BLOCK:
             return Dense((self.factor.triu(1),), self.log_scale)
         starts = range(0, self.factor.shape[-1], BLOCK)

@@ -13,7 +13,6 @@ without rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final, Self, final
 
 import torch
@@ -46,12 +45,17 @@ def log_densities(
     return exponent.to(torch.promote_types(features.dtype, mean.dtype))
 
 
-def feature_log_prior(
-    features: Float[Tensor, "batch feature"], variance: Float[Tensor, " feature"]
+def feature_density(
+    joint: Float[Tensor, "batch class"],
+    features: Float[Tensor, "batch feature"],
+    prior_variance: Float[Tensor, " feature"] | None,
 ) -> Float[Tensor, " batch"]:
-    """Return log N(φ | 0, diag variance)."""
-    density = -0.5 * (widen(features).square() / variance + variance.log() + LOG_2PI).sum(-1)
-    return density.to(torch.promote_types(features.dtype, variance.dtype))
+    """Return log Σ_k exp joint[k], and if there is a prior variance, less log N(φ | 0, diag prior_variance)."""
+    density = torch.logsumexp(joint, dim=-1)
+    if prior_variance is None:
+        return density
+    prior = -0.5 * (widen(features).square() / prior_variance + prior_variance.log() + LOG_2PI).sum(-1)
+    return density - prior.to(torch.promote_types(features.dtype, prior_variance.dtype))
 
 
 def widen(tensor: Tensor) -> Tensor:
@@ -91,56 +95,39 @@ class Refit(Buffers):
     ) -> Float[Tensor, " batch"]:
         """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
         check_features(features, self.mean.shape[-1])
-        density = torch.logsumexp(self.class_log_probs + log_densities(features, self.mean, self.variance), dim=-1)
-        return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
+        joint = self.class_log_probs + log_densities(features, self.mean, self.variance)
+        return feature_density(joint, features, self.feature_prior_variance if normalised else None)
 
 
-@dataclass(frozen=True)
-class Moments:
-    """The number of rows, mean and scatter Σ(φ − mean)² of each class, merged without sums of raw squares.
+def class_moments(
+    batches: Iterable[tuple[Tensor, Tensor]], classes: int, like: Float[Tensor, " feature"]
+) -> tuple[Float[Tensor, " class"], Float[Tensor, "class feature"], Float[Tensor, "class feature"]]:
+    """Return the number of rows, mean and scatter Σ(φ − mean)² of each class, on the device of ``like``.
 
-    Chan, Golub & LeVeque 1983, "Algorithms for computing the sample variance".
+    Batches (features, labels) are merged without sums of raw squares: Chan, Golub & LeVeque 1983, "Algorithms for
+    computing the sample variance".
+
+    Raises:
+        DataError: there are no rows, labels are out of range, or features are not finite or have another width than
+            ``like``.
     """
-
-    count: Float[Tensor, " class"]
-    mean: Float[Tensor, "class feature"]
-    scatter: Float[Tensor, "class feature"]
-
-    @classmethod
-    def of(cls, batches: Iterable[tuple[Tensor, Tensor]], classes: int, like: Float[Tensor, " feature"]) -> "Moments":
-        """Return the moments of batches (features, labels), on the device of ``like``.
-
-        Raises:
-            DataError: there are no rows, labels are out of range, or features are not finite or have another width than
-                ``like``.
-        """
-        mean = scatter = widen(like.new_zeros(classes, len(like)))
-        count = mean[:, 0]
-        for features, labels in batches:
-            check_features(features, len(like))
-            labels = class_numbers(labels, len(features))
-            check_labels(labels, classes)
-            features = widen(features)
-            member = F.one_hot(labels, classes).to(features)  # [batch, class]
-            new = member.sum(0)
-            mean_of_new = member.T @ features / new.clamp_min(1)[:, None]
-            scatter_of_new = member.T @ (features - mean_of_new[labels]).square()
-            total = count + new
-            share, step = (new / total.clamp_min(1))[:, None], mean_of_new - mean
-            scatter = scatter + scatter_of_new + step.square() * share * count[:, None]
-            mean, count = mean + share * step, total
-        if not count.sum() > 0:
-            raise DataError("batches must have at least one row, got none")
-        if not torch.isfinite(scatter).all():
-            raise DataError("features must be finite")
-        return cls(count, mean, scatter)
-
-    def class_means(self, noise_variance: Float[Tensor, " feature"], prior_variance: float) -> tuple[Tensor, Tensor]:
-        """Return mean and variance [class, feature] of the class means' exact posterior given Σ (appendix C.6).
-
-        The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹) with μ[y]
-        from eq. 75.
-        """
-        weight = prior_variance * self.count[:, None]
-        total = noise_variance + weight
-        return weight / total * self.mean, prior_variance * noise_variance / total  # fractions expanded by sΣ
+    mean = scatter = widen(like.new_zeros(classes, len(like)))
+    count = mean[:, 0]
+    for features, labels in batches:
+        check_features(features, len(like))
+        labels = class_numbers(labels, len(features))
+        check_labels(labels, classes)
+        features = widen(features)
+        member = F.one_hot(labels, classes).to(features)  # [batch, class]
+        new = member.sum(0)
+        mean_of_new = member.T @ features / new.clamp_min(1)[:, None]
+        scatter_of_new = member.T @ (features - mean_of_new[labels]).square()
+        total = count + new
+        share, step = (new / total.clamp_min(1))[:, None], mean_of_new - mean
+        scatter = scatter + scatter_of_new + step.square() * share * count[:, None]
+        mean, count = mean + share * step, total
+    if not count.sum() > 0:
+        raise DataError("batches must have at least one row, got none")
+    if not torch.isfinite(scatter).all():
+        raise DataError("features must be finite")
+    return count, mean, scatter

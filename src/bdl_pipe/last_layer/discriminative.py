@@ -179,8 +179,8 @@ def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
         (node * deviation[..., None], share)
         for node, share in zip(nodes.tolist(), (weights / weights.sum()).tolist(), strict=True)
     )
-    found = gumbel_maximum.mixture(grid - mean[..., None], points, float(nodes[-1]) * deviation[..., None])
-    return torch.logsumexp(gumbel_maximum.log_terms(*found), -1)
+    logs = gumbel_maximum.mixture(grid - mean[..., None], points, float(nodes[-1]) * deviation[..., None])
+    return torch.logsumexp(gumbel_maximum.log_terms(*logs), -1)
 
 
 CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {

@@ -112,8 +112,8 @@ class _Operation(torch.autograd.Function):
             return (None,) * arguments
         slopes = ctx.loss.traced if torch.is_grad_enabled() else ctx.loss.slopes
         with torch.autocast(gradient.device.type, enabled=False):
-            found = slopes(gradient, ctx.needs_input_grad, ctx.saved_tensors)
-        return *found, *[None] * (arguments - len(found))
+            gradients = slopes(gradient, ctx.needs_input_grad, ctx.saved_tensors)
+        return *gradients, *[None] * (arguments - len(gradients))
 
 
 @final
@@ -124,10 +124,6 @@ class DiagonalLoss(FusedLoss):
     """
 
     differentiable = 4
-
-    def _noise_prior(self, noise_log_root: Tensor) -> Tensor:
-        """Return log p(Σ) + constant for each class's noise."""
-        return (self.wishart_dof + 2) * noise_log_root - 0.5 * self.wishart_scale * (2 * noise_log_root).exp()
 
     def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         features, mean, log_scale, noise_log_root, label = tensors
@@ -141,7 +137,8 @@ class DiagonalLoss(FusedLoss):
         half = torch.addmm(noise, features.square(), variance.mT, beta=0.5, alpha=0.5)  # ½(φᵀSφ + σ²)
         log_probs = (logits + half).log_softmax(-1)
         surprise = (half - log_probs).gather(-1, label).mean()  # log Σ e^E = E_y − log P_y
-        noise_prior = self._noise_prior(noise_log_root).sum() / self.num_train
+        of_noise = (self.wishart_dof + 2) * noise_log_root - 0.5 * self.wishart_scale * (2 * noise_log_root).exp()
+        noise_prior = of_noise.sum() / self.num_train  # log p(Σ)/T + constant
         return surprise + 0.5 * self._kl * divergence - noise_prior, variance, slope, log_probs.exp()
 
     def slopes(self, gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

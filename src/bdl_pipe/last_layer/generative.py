@@ -24,11 +24,11 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import require
+from ..errors import require, require_positive
 from ..predictive import Categorical
 from ..seeds import Seed
-from .densities import LOG_2PI, Moments, Refit, feature_log_prior, log_densities
-from .layer import PosteriorForm, check_features, check_rows, class_numbers, labels_as_index, require_ranges
+from .densities import LOG_2PI, Refit, class_moments, feature_density, log_densities
+from .layer import PosteriorForm, check_features, check_rows, class_numbers, labels_as_index
 
 _DRAWS: Final = 50  # draws of the class means at a time
 
@@ -59,8 +59,8 @@ class GenerativeLayer:
     name: Literal["generative"] = "generative"
 
     def __post_init__(self) -> None:
-        require_ranges(self)
-        require(self.dirichlet > 0, "dirichlet", "must be > 0", self.dirichlet)
+        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 
 class Generative(nn.Module):
@@ -157,8 +157,8 @@ class Generative(nn.Module):
         evidence = torch.logsumexp(self(features), dim=-1)  # [batch]
         precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
         with labels_as_index(labels, self.num_classes):
-            own = self.mean.index_select(0, labels)  # not mean[labels], which would accept −1 as the last class
-        squared = ((features - own).square() * precision).sum(-1)  # [batch]; no matrix product: autocast, TF32
+            chosen = self.mean.index_select(0, labels)  # not mean[labels], which would accept −1 as the last class
+        squared = ((features - chosen).square() * precision).sum(-1)  # [batch]; no matrix product: autocast, TF32
         trace = (torch.exp(2 * self.log_std) * precision).sum(-1)  # [class]
         log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
         prior = (self.class_log_probs - 0.5 * trace).index_select(0, labels)
@@ -190,9 +190,8 @@ class Generative(nn.Module):
     def predict(self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0)) -> Categorical:
         """Return p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
         joint = self(features)
-        return Categorical(
-            torch.log_softmax(joint, dim=-1)[None], {"feature_density": self._log_density(features, joint, True)}
-        )
+        density = feature_density(joint, features, self.feature_prior_variance)
+        return Categorical(torch.log_softmax(joint, dim=-1)[None], {"feature_density": density})
 
     def drawn_log_probs(
         self, features: Float[Tensor, "group row feature"], draws: int, rng: Seed
@@ -224,11 +223,17 @@ class Generative(nn.Module):
         that are rare under every class do not count (appendix C.7, after Ren et al. 2021, who fit a Gaussian as the
         background). The paper does not print its feature prior; its model implies this prior.
         """
-        return self._log_density(features, self(features), normalised)
+        return feature_density(self(features), features, self.feature_prior_variance if normalised else None)
 
-    def _log_density(self, features: Tensor, joint: Tensor, normalised: bool) -> Tensor:
-        density = torch.logsumexp(joint, dim=-1)
-        return density - feature_log_prior(features, self.feature_prior_variance) if normalised else density
+    def _class_means(self, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance [class, feature] of the class means' exact posterior given Σ (appendix C.6).
+
+        The rows of class y are N(φ̄[y], Σ) and φ̄[y] ~ N(0, sI), so φ̄[y] | Φ ~ N(μ[y], (I/s + T_yΣ⁻¹)⁻¹) with μ[y]
+        from eq. 75.
+        """
+        weight = self.prior_variance * count[:, None]
+        total = self.noise_variance + weight  # fractions expanded by sΣ
+        return weight / total * mean, self.prior_variance * self.noise_variance / total
 
     @torch.no_grad()
     def condition(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -238,16 +243,16 @@ class Generative(nn.Module):
         :meth:`refit_noise` for the arguments and errors.
         """
         noise = self.noise_variance
-        mean, variance = Moments.of(batches, self.num_classes, noise).class_means(noise, self.prior_variance)
-        mean, variance = mean.to(noise), variance.to(noise)
-        self.mean.copy_(mean)
-        self.log_std.copy_(0.5 * variance.log())
+        count, mean, _ = class_moments(batches, self.num_classes, noise)
+        mean, variance = self._class_means(count, mean)
+        self.mean.copy_(mean.to(noise))
+        self.log_std.copy_(0.5 * variance.to(noise).log())
 
     @torch.no_grad()
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
         """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance for each class, in one pass.
 
-        The layer is not changed. See :mod:`~bdl_pipe.last_layer.densities`.
+        The layer is not changed.
 
         Args:
             batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk.
@@ -257,11 +262,10 @@ class Generative(nn.Module):
                 wide.
         """
         noise = self.noise_variance
-        moments = Moments.of(batches, self.num_classes, noise)
-        mean, _ = moments.class_means(noise, self.prior_variance)
-        variance = (self.wishart_scale + moments.scatter) / (moments.count[:, None] + self.wishart_dof + 2)  # eq. 77
+        count, mean, scatter = class_moments(batches, self.num_classes, noise)
+        variance = (self.wishart_scale + scatter) / (count[:, None] + self.wishart_dof + 2)  # eq. 77
         return Refit(
-            mean=mean.to(noise),
+            mean=self._class_means(count, mean)[0].to(noise),
             variance=variance.to(noise),
             class_log_probs=self.class_log_probs,
             feature_prior_variance=self.feature_prior_variance,

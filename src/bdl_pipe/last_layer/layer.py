@@ -14,14 +14,14 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, TypedDict, final
+from typing import Final, Literal, TypedDict, final
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from ..config import LATER
-from ..errors import DataError, require
+from ..errors import DataError, require, require_positive
 from ..joint_predictive import GaussianFunctions
 from ..seeds import Seed
 from ..training.likelihood import NoiseOf
@@ -62,19 +62,12 @@ class GaussianLayer:
     noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require_ranges(self)
+        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "draws")
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         if self.covariance == "lowrank":
             require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
         else:
             require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
-        require(self.draws > 0, "draws", "must be > 0", self.draws)
-
-
-def require_ranges(layer: Any) -> None:
-    """Require the ranges of the numbers that the settings of all layers have."""
-    for name in ("prior_variance", "wishart_dof", "wishart_scale"):
-        require(getattr(layer, name) > 0, name, "must be > 0", getattr(layer, name))
-    require(layer.kl_weight >= 0, "kl_weight", "must be >= 0", layer.kl_weight)
 
 
 class Options(TypedDict, total=False):

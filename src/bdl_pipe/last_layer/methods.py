@@ -9,7 +9,6 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, final
 
 import numpy as np
@@ -195,19 +194,11 @@ def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> I
         yield learner.row(x, y, batch, rng)
 
 
-def _regression(size: Size) -> Section:
-    return {**_default(size), "layer": {"wishart_scale": 1.0, **size.noise_of}}
-
-
 def _default(size: Size) -> Section:
     return {"network": size.network, "training": size.training()}
 
 
 _LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0, "kl_weight": 1.0}
-
-
-def _from_model(layer: Section, fit: ModelFit) -> Section:
-    return {"network": fit.network, "training": fit.training(1e-3), "layer": layer}
 
 
 def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: Any) -> Method:
@@ -216,23 +207,27 @@ def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default |
         "layer.prior_variance": (1e-2, 1e2, "log"),
         "layer.wishart_scale": (1e-3, 1e1, "log"),
     }
-    stages = {"student": LastLayerPosterior.stage()}
+
+    def from_model(fit: ModelFit) -> Section:
+        return {"network": fit.network, "training": fit.training(1e-3), "layer": {**layer, **_LAYER}}
+
     return Method(
         name=name,
         bayesian=True,
         config=config,
         tasks=tasks,
-        stages=stages,  # type: ignore[arg-type]
+        stages={"student": LastLayerPosterior.stage()},
         search=search,  # type: ignore[arg-type]
         settings={"layer": {**_LAYER, **layer}} if default else {},
         program=default is not None,
         default=default,
-        from_model=FromModel(partial(_from_model, {**layer, **_LAYER})) if default else None,
+        from_model=FromModel(from_model) if default else None,
     )
 
 
 _DENSE: Final = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
-VBLL = _method("vbll", VbllConfig, ("regression",), Default(1.6, override=_regression), **_DENSE)
+_REGRESSION: Final = Default(1.6, override=lambda s: {**_default(s), "layer": {"wishart_scale": 1.0, **s.noise_of}})
+VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
 _DIAGONAL: Final = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
 D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)
