@@ -13,7 +13,7 @@ from .wheel import PROJECT, ROOT, installed, run
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]
 PAGES = ("README.md", "docs/api.md")
-EXTRA = "from bdl_pipe.baselines.of_gpytorch import processes; processes()"
+EXTRA = "from bdl_pipe.baselines.gp import processes; processes()"
 EVERY = """
 import importlib, pkgutil, bdl_pipe
 absent = {}

@@ -122,7 +122,7 @@ def test_the_online_teacher_follows_algorithm_1(task, kernel):
         predictive = living.predictive(step, x)
         state = expected[mode.burn_in + 3 * (step + 1)]
         assert torch.equal(living.state()["position"], state["position"])
-        each = torch.stack([plain.target.outputs(weights, x) for weights in state["position"]])
+        each = plain.target.network.outputs(state["position"], x)
         torch.testing.assert_close(predictive.mean, plain.target.spec.predictive(each).mean)
         torch.testing.assert_close(predictive.variance, plain.target.spec.predictive(each).variance)
     assert living.state().keys() == state.keys() | {"done"}

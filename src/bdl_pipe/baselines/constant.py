@@ -32,11 +32,8 @@ class ConstantPosterior(StoredPosterior):
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict; only the number of inputs matters, and ``rng`` is not used."""
-        rows, known = len(inputs), self.tensors
-        if "log_probs" in known:
-            return Categorical(known["log_probs"].expand(1, rows, -1))
-        mean, variance = (known[name].expand(1, rows, -1) for name in ("mean", "variance"))
-        return Gaussian(mean, variance)
+        same = {name: values.expand(1, len(inputs), -1) for name, values in self.tensors.items()}
+        return Categorical(same["log_probs"]) if "log_probs" in same else Gaussian(same["mean"], same["variance"])
 
 
 def fit(data: FitData, inputs: Inputs, config: ConstantConfig, *, rng: Seed, report: Report) -> State:

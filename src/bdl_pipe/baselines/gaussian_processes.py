@@ -5,7 +5,7 @@
 (Rasmussen and Williams 2006, eqs 2.9, 2.30 and 5.1.) The exact process always uses a Cholesky factor of the n×n
 covariance: beyond 800 rows gpytorch would use conjugate gradients with probes from the global generator, and equal
 seeds would not give equal bits. All numbers are float64. Only this module imports gpytorch, an optional dependency; it
-is imported by ``of_gpytorch.processes``.
+is imported by ``gp.processes``.
 """
 
 import math

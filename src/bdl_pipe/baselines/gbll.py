@@ -28,7 +28,7 @@ from ..artifacts import State
 from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.minibatches import distinct
-from ..errors import require
+from ..errors import require, require_positive
 from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior, scaled
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
@@ -65,8 +65,7 @@ class GbllConfig:
 
     def __post_init__(self) -> None:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
-        for name in ("epochs", "prior_variance", "noise_variance"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "epochs", "prior_variance", "noise_variance")
         require_fits(self.early_stopping, self.optimiser)
 
 
@@ -90,10 +89,8 @@ class LdgbllConfig(GbllConfig):
         # with ReLUs, a row without an active unit has derivatives of zero variance, hence an infinite KL
         slope = self.network.activation
         require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
-        require(self.derivative_variance > 0, "derivative_variance", "must be > 0", self.derivative_variance)
+        require_positive(self, "derivative_variance", or_null=("derivative_rows",))
         require(self.weight >= 0, "weight", "must be >= 0", self.weight)
-        some = self.derivative_rows is None or self.derivative_rows > 0
-        require(some, "derivative_rows", "must be > 0 or null", self.derivative_rows)
 
 
 class Gbll(ExactLayerLearner):

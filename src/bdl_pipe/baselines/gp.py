@@ -8,6 +8,7 @@ hyperparameters of about 1.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import ModuleType
 from typing import TYPE_CHECKING, Final, final
 
 import torch
@@ -16,18 +17,18 @@ from torch import Tensor
 
 from ..artifacts import State, under
 from ..data.fitdata import FitData
-from ..errors import DataError, require
+from ..errors import DataError, UserError, require_positive
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.loop import Objective, OptimiserConfig, run_steps
-from .of_gpytorch import AFFORDABLE, processes
 
 if TYPE_CHECKING:
     from .gaussian_processes import ExactGp
 
+AFFORDABLE: Final = 3_000  # the most training rows for which the exact process is affordable
 _MOST: Final = 10_000  # the most rows: 0.8 GB for each n×n matrix, and a step holds several
 
 
@@ -46,8 +47,21 @@ class GpConfig:
     lr: float
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.lr > 0, "lr", "must be > 0", self.lr)
+        require_positive(self, "steps", "lr")
+
+
+def processes() -> ModuleType:
+    """Import the module with gpytorch's processes, so that the methods are listed even if gpytorch is not installed.
+
+    Raises:
+        UserError: gpytorch is not installed.
+    """
+    try:
+        from . import gaussian_processes
+    except ImportError as error:
+        ways = "pip install 'bdl-pipe[gp]'"
+        raise UserError(f"Gaussian processes need the package gpytorch ({error}): {ways}") from None
+    return gaussian_processes
 
 
 @final
@@ -133,9 +147,9 @@ def _unit(targets: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _set_hyperparameters(process: "ExactGp", hyperparameters: Mapping[str, Tensor]) -> None:
-    own = dict(process.named_parameters())
-    assert own.keys() == hyperparameters.keys(), "hyperparameters of another process"
-    for name, parameter in own.items():
+    parameters = dict(process.named_parameters())
+    assert parameters.keys() == hyperparameters.keys(), "hyperparameters of another process"
+    for name, parameter in parameters.items():
         parameter.copy_(hyperparameters[name])
 
 

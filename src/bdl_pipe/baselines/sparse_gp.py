@@ -28,7 +28,7 @@ from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import Learner, TrainingConfig
 from ..training.likelihood import least_nll
-from .of_gpytorch import AFFORDABLE, processes
+from .gp import AFFORDABLE, processes
 
 
 @dataclass(frozen=True)
@@ -80,17 +80,17 @@ class SparseGp(Learner):
 
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the score, and each output's noise variance with the largest likelihood, given q(f)."""
-        known = [of for of, _ in predicted if isinstance(of, Gaussian)]
-        mean = torch.cat([of.draw_mean for of in known], 1).double()
-        total = torch.cat([of.draw_variance for of in known], 1).double()
+        gaussians = [of for of, _ in predicted if isinstance(of, Gaussian)]
+        mean = torch.cat([of.draw_mean for of in gaussians], 1).double()
+        total = torch.cat([of.draw_variance for of in gaussians], 1).double()
         targets = torch.cat([rows for _, rows in predicted]).double()
         latent = (total - self.likelihood.noise[:, 0]).clamp_min(0.0)
         columns = [values.split(1, dim=-1) for values in (mean, targets, latent)]
-        found = [least_nll(*column) for column in zip(*columns, strict=True)]
-        noise = torch.tensor([[math.exp(log_noise)] for _, log_noise in found]).to(self.likelihood.noise)
+        minima = [least_nll(*column) for column in zip(*columns, strict=True)]
+        noise = torch.tensor([[math.exp(log_noise)] for _, log_noise in minima]).to(self.likelihood.noise)
         bound = self.likelihood.noise_covar.raw_noise_constraint
         raw = bound.inverse_transform(torch.maximum(noise, 1.01 * bound.lower_bound))
-        return sum(score for score, _ in found), {"likelihood.noise_covar.raw_noise": raw}
+        return sum(score for score, _ in minima), {"likelihood.noise_covar.raw_noise": raw}
 
     def undecayed(self) -> set[str]:
         return {name for name, _ in self.named_parameters()}

@@ -52,14 +52,14 @@ class Trees:
         return torch.cat([self._sums(rows) for rows in chunks])
 
     def _sums(self, rows: Tensor) -> Tensor:
-        known, root = self.tensors, self.tensors["root"]
+        nodes, root = self.tensors, self.tensors["root"]
         if not self.rounds:  # onnxruntime refuses reshapes of no values
-            return known["start"].expand(rows.shape[0], -1)
+            return nodes["start"].expand(rows.shape[0], -1)
         place = root.flatten().expand(rows.shape[0], -1)  # len would fix the number in an exported program
         for _ in range(self._depth):
-            go_left = rows.gather(1, known["feature"][place]) <= known["threshold"][place]
-            place = torch.where(go_left, known["left"][place], known["right"][place])
-        return known["value"][place].unflatten(1, root.shape).sum(-1) + known["start"]
+            go_left = rows.gather(1, nodes["feature"][place]) <= nodes["threshold"][place]
+            place = torch.where(go_left, nodes["left"][place], nodes["right"][place])
+        return nodes["value"][place].unflatten(1, root.shape).sum(-1) + nodes["start"]
 
 
 def of_boosting(model: Any, rounds: int) -> Trees:

@@ -17,7 +17,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..data.fitdata import FitData
-from ..errors import require, without_warnings
+from ..errors import require, require_positive, without_warnings
 from ..method import Summary
 from ..posterior import NetworkDraws
 from ..predictive import Categorical, Gaussian
@@ -41,9 +41,8 @@ class DiagnosticsConfig:
     min_ess: float
 
     def __post_init__(self) -> None:
-        require(self.rows > 0, "rows", "must be > 0", self.rows)
+        require_positive(self, "rows", "min_ess")
         require(self.max_rhat > 1, "max_rhat", "must be > 1", self.max_rhat)
-        require(self.min_ess > 0, "min_ess", "must be > 0", self.min_ess)
 
 
 def functionals(
@@ -107,10 +106,9 @@ def over_splits(splits: Sequence[Summary], config: DiagnosticsConfig) -> Summary
     for summary in splits:
         for name, value in summary.metrics.items():
             values.setdefault(name, []).append(value)
-    metrics = {name: _worst(min if name.startswith("ess") else max, found) for name, found in values.items()}
-    said = Counter(text for summary in splits for text in summary.warnings)
-    count = len(splits)
-    warnings = [text if count == 1 else f"{text} (in {times} of {count} splits)" for text, times in said.items()]
+    metrics = {name: _worst(min if name.startswith("ess") else max, each) for name, each in values.items()}
+    texts, count = Counter(text for summary in splits for text in summary.warnings), len(splits)
+    warnings = [text if count == 1 else f"{text} (in {times} of {count} splits)" for text, times in texts.items()]
     return Summary(metrics, [*warnings, *judge(metrics, config, count)], splits[0].traces)
 
 
@@ -126,9 +124,9 @@ def judge(metrics: Mapping[str, float], config: DiagnosticsConfig, splits: int =
     figures += f", each of the worst of {splits} splits" if splits > 1 else ""
     if not all(map(math.isfinite, (rhat, bulk, tail))):
         return [f"chains are constant or not finite: {figures}"]
-    found = ["disagree"] if rhat > config.max_rhat else []
-    found += ["have few effective draws"] if min(bulk, tail) < config.min_ess else []
-    return [f"chains {' and '.join(found)}: {figures}: run them longer"] if found else []
+    faults = ["disagree"] if rhat > config.max_rhat else []
+    faults += ["have few effective draws"] if min(bulk, tail) < config.min_ess else []
+    return [f"chains {' and '.join(faults)}: {figures}: run them longer"] if faults else []
 
 
 def _short(values: np.ndarray) -> list[list[float]]:

@@ -70,14 +70,12 @@ class Chains:
         block, place = divmod(step, length)
         number, drawn = self._drawn.get(name, (-1, like[None]))
         if number != block or drawn.shape[1:] != like.shape or drawn.dtype != like.dtype:
-            blocks = [self._block(rng.fold(name, block), length, like) for rng in self.rngs]
+            shape, device = (length, self.of_each, like.shape[1]), like.device
+            generators = [rng.fold(name, block).generator(device) for rng in self.rngs]
+            blocks = [torch.randn(shape, generator=g, dtype=like.dtype, device=device) for g in generators]
             drawn = blocks[0] if len(blocks) == 1 else torch.cat(blocks, 1)
             self._drawn[name] = block, drawn
         return drawn[place]
-
-    def _block(self, rng: Seed, length: int, like: Tensor) -> Tensor:
-        shape, device = (length, self.of_each, like.shape[1]), like.device
-        return torch.randn(shape, generator=rng.generator(device), dtype=like.dtype, device=device)
 
 
 class Kernel(ABC):

@@ -8,7 +8,7 @@ import torch
 
 from ..data.fitdata import FitData
 from ..data.minibatches import Minibatches
-from ..errors import require
+from ..errors import require, require_positive
 from ..seeds import Seed
 from .kernel import Chains, ChainState, Density, Kernel, Positions
 from .kernels import KernelConfig
@@ -39,8 +39,7 @@ class SamplerConfig:
     start: Literal["network", "prior"] = "network"
 
     def __post_init__(self) -> None:
-        require(self.batch is None or self.batch > 0, "batch", "must be > 0 or null", self.batch)
-        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
+        require_positive(self, "temperature", or_null=("batch",))
         whole = self.batch is None or not (isinstance(self.kernel, Kernel) and self.kernel.accepts)
         require(whole, "batch", f"must be null for the kernel {self.kernel.name}, which needs all rows", self.batch)
 

@@ -66,9 +66,9 @@ def run(
 
     for done, now in moves(step_sizes, steps):
         if (done % _LOOK_EVERY == 0 or done == steps) and not _finite(now):
-            found = last_finite(step_sizes)
-            where = f"at step {found + 1}" if found < stop else f"before step {done}"
-            size = step_sizes.at(min(found, done - 1))
+            last = last_finite(step_sizes)
+            where = f"at step {last + 1}" if last < stop else f"before step {done}"
+            size = step_sizes.at(min(last, done - 1))
             if setting is None and isinstance(step_sizes, StepSizes):
                 setting = Setting.of(step_sizes, "step_size")
             advice = _advice(setting, lambda sizes: last_finite(sizes) == stop, stop - first)

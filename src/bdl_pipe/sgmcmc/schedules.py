@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, final
 
-from ..errors import require
+from ..errors import require, require_positive
 from .kernel import Kernel
 
 
@@ -61,8 +61,7 @@ class PolynomialDecay(Schedule):
     name: Literal["polynomial"] = "polynomial"
 
     def __post_init__(self) -> None:
-        require(self.a > 0, "a", "must be > 0", self.a)
-        require(self.b > 0, "b", "must be > 0", self.b)
+        require_positive(self, "a", "b")
         require(0 <= self.c <= 1, "c", "must be in [0, 1]", self.c)
 
     def at(self, step: int) -> float:
@@ -121,8 +120,7 @@ class ScaledSteps:
     name: Literal["scaled"] = "scaled"
 
     def __post_init__(self) -> None:
-        require(self.rate > 0, "rate", "must be > 0", self.rate)
-        require(self.cycle is None or self.cycle > 0, "cycle", "must be > 0 or null", self.cycle)
+        require_positive(self, "rate", or_null=("cycle",))
         require(0 <= self.exploration < 1, "exploration", "must be in [0, 1)", self.exploration)
 
     def settle(self, kernel: Kernel, rows: int, precision: float, per_epoch: int) -> Schedule:

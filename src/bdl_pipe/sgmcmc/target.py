@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.rows import Rows
-from ..errors import ConfigError, require
+from ..errors import ConfigError, require, require_positive
 from ..networks import NetworkConfig
 from ..networks.convnet import BatchStatistics
 from ..networks.flat import FlatNetwork
@@ -56,9 +56,7 @@ class TargetConfig:
     noise: NoiseOf = field(default="one", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
-        positive = self.noise_precision is None or self.noise_precision > 0
-        require(positive, "noise_precision", "must be > 0 or null", self.noise_precision)
+        require_positive(self, "prior_precision", or_null=("noise_precision",))
 
     def spec(self, data: FitData) -> NetworkSpec:
         """Return the network whose weights are sampled.
@@ -174,12 +172,6 @@ class NetworkTarget:
                 self.network.gradient(one, place)
             means.append(one.detach())
         return torch.stack(means), gradients
-
-    @torch.no_grad()
-    def outputs(self, weights: Float[Tensor, " weight"], inputs: Tensor) -> Float[Tensor, "batch output"]:
-        """Return f_θ of a batch."""
-        outputs: Tensor = self.network.tied(weights)(inputs)
-        return outputs
 
 
 def row_log_likelihood(
