@@ -150,6 +150,9 @@ def plain(text: str) -> str:
     return re.sub(r"(?<!\\)\|", "\\|", one)
 
 
+OR_NULL: Final = "must be > 0 or null"
+
+
 def rules(section: type) -> dict[str, str]:
     """Return the rules that ``__post_init__`` checks with ``require`` and that are plain texts, by key."""
     found: dict[str, str] = {}
@@ -158,26 +161,31 @@ def rules(section: type) -> dict[str, str]:
         if check is None or "<string>" in check.__code__.co_filename:
             continue
         tree = ast.parse(textwrap.dedent(inspect.getsource(check)))
-        for names, call in _requires(tree, {}):
+        for names, rule in _requires(tree, {}):
             for name in names:
-                rule = call.args[2] if len(call.args) > 2 else None
                 if isinstance(rule, ast.Constant) and name not in found:
                     found[name] = str(rule.value)
     return found
 
 
-def _requires(tree: ast.AST, loops: Mapping[str, list[str]]) -> Iterator[tuple[list[str], ast.Call]]:
-    """Yield each call of ``require`` with the keys that it checks; ``loops``: names of loops -> their values."""
+def _requires(tree: ast.AST, loops: Mapping[str, list[str]]) -> Iterator[tuple[list[str], ast.expr | None]]:
+    """Yield the keys and the rule of each call of ``require`` and ``require_positive``.
+
+    ``loops``: names of loops -> their values.
+    """
     for node in ast.iter_child_nodes(tree):
         inner = dict(loops)
         if isinstance(node, ast.For) and isinstance(node.target, ast.Name) and isinstance(node.iter, ast.Tuple):
             inner[node.target.id] = [str(item.value) for item in node.iter.elts if isinstance(item, ast.Constant)]
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require":
-            key = node.args[1] if len(node.args) > 1 else None
+            key, rule = (*node.args[1:3], None, None)[:2]
             if isinstance(key, ast.Constant):
-                yield [str(key.value)], node
+                yield [str(key.value)], rule
             elif isinstance(key, ast.Name):
-                yield inner.get(key.id, []), node
+                yield inner.get(key.id, []), rule
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "require_positive":
+            yield [ast.literal_eval(key) for key in node.args[1:]], ast.Constant("must be > 0")
+            yield [key for word in node.keywords for key in ast.literal_eval(word.value)], ast.Constant(OR_NULL)
         yield from _requires(node, inner)
 
 
