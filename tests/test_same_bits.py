@@ -42,7 +42,7 @@ from bdl_pipe.data.normalise import fit_transform
 from bdl_pipe.data.split_rows import uci_splits
 from bdl_pipe.method import ModelFit
 from bdl_pipe.networks import MlpConfig
-from bdl_pipe.own_model.methods import trajectory_section
+from bdl_pipe.own_model.start import trajectory_section
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.trajectory.snapshots import begun
 from bdl_pipe.yaml_files import read_yaml, write_yaml

@@ -87,9 +87,9 @@ class StoredTensors(Mapping[str, Tensor]):
 
     def through(self, way: Callable[[Source], Source]) -> "StoredTensors":
         """Return the same tensors, read from ``way(source)`` instead of their source."""
-        found = copy.copy(self)
-        found._source = way(self._source)
-        return found
+        tensors = copy.copy(self)
+        tensors._source = way(self._source)
+        return tensors
 
     def _read(self, dtype: str, shape: list[int], begin: int, end: int) -> Tensor:
         header = json.dumps({"": {"dtype": dtype, "shape": shape, "data_offsets": [0, end - begin]}}).encode()
@@ -124,10 +124,8 @@ class Artifact:
             ArtifactError: a file is missing or does not parse.
         """
         path = self.path / f"{name}.safetensors"
-        known = self.manifest["files"].get(path.name, {})
-        return State(
-            StoredTensors(FileBytes.of(path, known.get("sha256", "")), str(path)), _config(self.path / f"{name}.json")
-        )
+        source = FileBytes.of(path, self.manifest["files"].get(path.name, {}).get("sha256", ""))
+        return State(StoredTensors(source, str(path)), _config(self.path / f"{name}.json"))
 
     def json(self, name: str) -> Any:
         """Read the JSON file ``name``."""
@@ -154,8 +152,8 @@ def read_state(stem: Path) -> State:
 
 def _config(path: Path) -> dict[str, Any]:
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return found
+        config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return config
     except FileNotFoundError:
         raise ArtifactError(f"{path}: is missing") from None
     except (ValueError, OSError) as error:
@@ -189,39 +187,41 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
     """
     with replacing(path) as folder:
         yield folder
-        manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": _describe(folder)}
+        files = dict[str, Any]()
+        for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+            facts: dict[str, Any] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+            files[str(file.relative_to(folder))] = facts
+            if file.suffix == ".safetensors":
+                with safetensors.safe_open(file, framework="pt") as stored:
+                    slices = {key: stored.get_slice(key) for key in stored.keys()}  # noqa: SIM118 — not iterable
+                    facts["tensors"] = {key: [s.get_dtype(), *s.get_shape()] for key, s in slices.items()}
+        manifest = {"schema": SCHEMA, "kind": kind, "about": dict(about or {}), "files": files}
         write_bytes(folder / MANIFEST, json.dumps(manifest, sort_keys=True, indent=1).encode())
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yield a temporary folder. On success it replaces ``path``; on failure ``path`` stays unchanged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary, old = (path.with_name(f".{path.name}.{os.getpid()}.{end}") for end in ("tmp", "old.tmp"))
     shutil.rmtree(temporary, ignore_errors=True)
     try:
         temporary.mkdir(parents=True)
         yield temporary
-        _swap(temporary, path)
+        shutil.rmtree(old, ignore_errors=True)
+        if path.exists():
+            os.replace(path, old)  # os.replace cannot overwrite a folder that is not empty
+        try:
+            os.replace(temporary, path)
+        except OSError:
+            if old.exists():
+                os.replace(old, path)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
     except OSError as error:
         refuse_full_disk(error, path)
         raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _swap(new: Path, place: Path) -> None:
-    """Move ``new`` to ``place``; the old folder is deleted after the move."""
-    old = place.with_name(f".{place.name}.{os.getpid()}.old.tmp")
-    shutil.rmtree(old, ignore_errors=True)
-    if place.exists():
-        os.replace(place, old)  # os.replace cannot overwrite a folder that is not empty
-    try:
-        os.replace(new, place)
-    except OSError:
-        if old.exists():
-            os.replace(old, place)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
@@ -255,25 +255,12 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     return Artifact(path, manifest)
 
 
-def _describe(folder: Path) -> dict[str, Any]:
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    return {str(p.relative_to(folder)): {"bytes": p.stat().st_size, "sha256": sha256(p), **_tensors(p)} for p in files}
-
-
-def _tensors(path: Path) -> dict[str, Any]:
-    if path.suffix != ".safetensors":
-        return {}
-    with safetensors.safe_open(path, framework="pt") as file:
-        slices = {key: file.get_slice(key) for key in file.keys()}  # noqa: SIM118 — not iterable
-        return {"tensors": {key: [s.get_dtype(), *s.get_shape()] for key, s in slices.items()}}
-
-
 def _check(path: Path, facts: Mapping[str, Any], verify: bool) -> None:
     if not path.is_file():
         raise ArtifactError(f"{path}: is missing")
     if path.stat().st_size != facts["bytes"]:
-        found = f"{path.stat().st_size} bytes, not {short(facts['bytes'])}"
-        raise ArtifactError(f"{path}: is truncated or altered: {found}")
+        sizes = f"{path.stat().st_size} bytes, not {short(facts['bytes'])}"
+        raise ArtifactError(f"{path}: is truncated or altered: {sizes}")
     if verify and sha256(path) != facts["sha256"]:
         raise ArtifactError(f"{path}: is altered: its SHA-256 differs from {MANIFEST}")
 

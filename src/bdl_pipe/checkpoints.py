@@ -113,10 +113,10 @@ class Checkpointed(Report):
                 raise HandedOver(self._name)
 
     def load(self) -> State | None:
-        found = facts_of(self._keeper.load(self._name), self._name) if self._keeper is not None else None
-        if found is None:
+        stored = facts_of(self._keeper.load(self._name), self._name) if self._keeper is not None else None
+        if stored is None:
             return None
-        state, facts = found
+        state, facts = stored
         self._before = facts["seconds"]
         return state
 
@@ -154,8 +154,8 @@ def measured(
 
 def kept(blob: bytes | None, name: str) -> Done | None:
     """Read a result that :func:`measured` stored; None if there is none or it is damaged."""
-    found = facts_of(blob, name)
-    return None if found is None else Done(found[0], found[1]["seconds"], found[1]["peak_bytes"])
+    stored = facts_of(blob, name)
+    return None if stored is None else Done(stored[0], stored[1]["seconds"], stored[1]["peak_bytes"])
 
 
 def with_facts(state: State, **facts: Any) -> bytes:

@@ -79,12 +79,8 @@ def same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
 
 def to_mapping(config: Any) -> dict[str, Any]:
     """Undo ``read``: write nested dicts, lists and numbers that JSON can hold."""
-    values = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if not _left_out(config, f)}
-    return {k: _plain(v) for k, v in values.items()}
-
-
-def _left_out(config: Any, field: "dataclasses.Field[Any]") -> bool:
-    return "later" in field.metadata and bool(getattr(config, field.name) == field.default)
+    values = [(field, getattr(config, field.name)) for field in dataclasses.fields(config)]
+    return {f.name: _plain(value) for f, value in values if "later" not in f.metadata or value != f.default}
 
 
 def _plain(value: Any) -> Any:
@@ -105,6 +101,9 @@ def nearest(key: object, known: Iterable[str]) -> str:
         return ""
     close = difflib.get_close_matches(str(key), names, n=1)
     return f" (did you mean {close[0]}?)" if close else f" (known: {', '.join(names) or 'none'})"
+
+
+_WORDS: Final = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
 def _value(hint: Any, value: Any, path: str) -> Any:
@@ -128,7 +127,16 @@ def _value(hint: Any, value: Any, path: str) -> Any:
         return {str(k): _value(get_args(hint)[1], v, f"{path}.{k}") for k, v in value.items()}
     if dataclasses.is_dataclass(hint):
         return read(hint, value, path)  # type: ignore[arg-type]
-    return value if hint is Any else _scalar(hint, value, path)
+    if hint is Any:
+        return value
+    if hint is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not hint:
+        hold = " (write 1.0e-3 rather than 1e-3)" if hint is float and isinstance(value, str) else ""
+        raise ConfigError(path, f"must be {_WORDS.get(hint, hint)}{hold}", value)
+    if hint is float and not math.isfinite(value):
+        raise ConfigError(path, "must be finite", value)
+    return value
 
 
 def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
@@ -140,7 +148,10 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     if all(dataclasses.is_dataclass(o) or o in _kinds for o in rest):
         named: dict[str, type] = {}
         for option in rest:
-            named |= _kinds[option]() if option in _kinds else {_name_of(option): option}
+            if option in _kinds:
+                named |= _kinds[option]()
+            else:
+                named[str(get_args(get_type_hints(option)["name"])[0])] = option
         return variant(named, value, path)
     for option in rest:
         try:
@@ -148,10 +159,6 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
         except ConfigError:
             continue
     raise ConfigError(path, f"must be {' or '.join(getattr(o, '__name__', str(o)) for o in rest)}", value)
-
-
-def _name_of(option: Any) -> str:
-    return str(get_args(get_type_hints(option)["name"])[0])
 
 
 def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:
@@ -167,17 +174,3 @@ def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:
     if value["name"] not in list(named):  # a list, because the name may not be hashable
         raise ConfigError(f"{path}.name", f"must be one of {', '.join(named)}", value["name"])
     return read(named[value["name"]], value, path)
-
-
-_WORDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-
-
-def _scalar(hint: Any, value: Any, path: str) -> Any:
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not hint:
-        hold = " (write 1.0e-3 rather than 1e-3)" if hint is float and isinstance(value, str) else ""
-        raise ConfigError(path, f"must be {_WORDS.get(hint, hint)}{hold}", value)
-    if hint is float and not math.isfinite(value):
-        raise ConfigError(path, "must be finite", value)
-    return value

@@ -4,7 +4,6 @@ import codecs
 import errno
 import hashlib
 import os
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -58,10 +57,10 @@ class FileBytes:
     def of(cls, path: Path, sha256: str = "") -> "FileBytes":
         """Record a file; raise ArtifactError if it does not exist."""
         try:
-            found = path.stat()
+            status = path.stat()
         except OSError:
             raise ArtifactError(f"{path}: is missing") from None
-        return cls(path.absolute(), found.st_size, found.st_ino, found.st_mtime_ns, sha256)
+        return cls(path.absolute(), status.st_size, status.st_ino, status.st_mtime_ns, sha256)
 
     def is_here(self) -> bool:
         """Return whether this machine has the file, unchanged."""
@@ -77,22 +76,22 @@ class FileBytes:
             ArtifactError: the file is missing, has been replaced, or has fewer bytes.
         """
         try:
-            with open(self.path, "rb", buffering=0) as file:
+            with open(self.path, "rb") as file:  # buffered, as a single call of Linux reads at most 2 GiB
                 if not self._is(os.fstat(file.fileno())):
                     raise ArtifactError(f"{self.path}: has been replaced since it was opened; start again")
                 if start + count > self.size:
                     raise ArtifactError(f"{self.path}: is truncated: {self.size} bytes, not {start + count}")
                 file.seek(start)
-                return _whole(file.read, count)
+                return file.read(count)
         except OSError as error:
             raise ArtifactError(f"{self.path}: cannot be read ({error.strerror or error})") from None
 
-    def _is(self, found: os.stat_result) -> bool:
-        if (found.st_size, found.st_ino, found.st_mtime_ns) == (self.size, self.inode, self.changed):
+    def _is(self, status: os.stat_result) -> bool:
+        if (status.st_size, status.st_ino, status.st_mtime_ns) == (self.size, self.inode, self.changed):
             return True
-        if not self.sha256 or found.st_size != self.size:
+        if not self.sha256 or status.st_size != self.size:
             return False
-        return _sha256(self.path, found.st_ino, found.st_mtime_ns) == self.sha256  # DVC replaces a file by a link
+        return _sha256(self.path, status.st_ino, status.st_mtime_ns) == self.sha256  # DVC replaces a file by a link
 
 
 @cache
@@ -105,15 +104,6 @@ def sha256(path: Path) -> str:
     """Return the SHA-256 of a file's bytes, in hexadecimal digits."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _whole(read: Callable[[int], bytes], count: int) -> bytes:
-    """Read ``count`` bytes in several calls, since Linux reads at most 2 GiB in one."""
-    parts = []
-    while count > 0:
-        parts.append(read(count))
-        count -= len(parts[-1])
-    return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
 def write_bytes(path: Path, blob: bytes) -> None:
@@ -193,9 +183,9 @@ def read_text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _other_encoding(path: Path, found: str, encoding: str | None) -> DataError:
+def _other_encoding(path: Path, got: str, encoding: str | None) -> DataError:
     way = f" (iconv -f {encoding} -t UTF-8 {path.name} > new)" if encoding else ""
-    return DataError(f"{path}: must be UTF-8 text, got {found}; save it as UTF-8{way}")
+    return DataError(f"{path}: must be UTF-8 text, got {got}; save it as UTF-8{way}")
 
 
 def _line(path: Path) -> int:

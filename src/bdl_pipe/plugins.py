@@ -87,28 +87,16 @@ class Registered(Mapping[str, T], Generic[T]):
         if not isinstance(name, str) or re.fullmatch(r"[A-Za-z]\w*", name) is None:
             raise PluginError(f"the {self._what} {name!r} must have a name of letters, digits and _")
         if name in self:
-            raise PluginError(f"the {self._what} {name} is taken: {self._owner(name)} has one of this name")
+            taken = self.module_of(name)
+            plugin = plugin_of(taken or "")
+            owner = taken or "the library" if plugin is None else plugin.name
+            raise PluginError(f"the {self._what} {name} is taken: {owner} has one of this name")
         self._others[name] = (value, module)
         _added.append((self, name))
 
     def module_of(self, name: str) -> str | None:
         """Return the module that defines an added value; None for the library's values."""
         return self._others[name][1] if name in self._others else None
-
-    def _owner(self, name: str) -> str:
-        if name not in self._others:
-            return "the library"
-        plugin = plugin_of(self._others[name][1])
-        return self._others[name][1] if plugin is None else plugin.name
-
-    def _claim(self, name: str, plugin: str) -> None:
-        """Set the module of a value to the plugin's, if neither a plugin nor the library defines it.
-
-        The module of a ``functools.partial`` is ``functools``, for example.
-        """
-        value, module = self._others[name]
-        if plugin_of(module) is None and module.partition(".")[0] != __package__:
-            self._others[name] = (value, plugin)
 
     def _remove(self, name: str) -> None:
         del self._others[name]
@@ -197,7 +185,9 @@ def _import(name: str, text: str | None = None) -> Plugin:
         if text is None:
             importlib.import_module(module)
         else:
-            _execute(name, module, text)
+            imported = sys.modules[module] = types.ModuleType(module)
+            imported.__file__ = name
+            exec(compile(text, name, "exec"), imported.__dict__)
     except BaseException as error:
         for table, added in reversed(_added[mark:]):
             table._remove(added)
@@ -207,7 +197,9 @@ def _import(name: str, text: str | None = None) -> Plugin:
             raise
         raise PluginError(f"the plugin {name} cannot be imported: {_cause(error, name)}") from error
     for table, added in _added[mark:]:
-        table._claim(added, module)
+        value, owner = table._others[added]
+        if plugin_of(owner) is None and owner.partition(".")[0] != __package__:  # such as functools, of a partial
+            table._others[added] = (value, module)
     return plugin
 
 
@@ -220,13 +212,6 @@ def _text(name: str) -> str:
         raise PluginError(f"the plugin {name} cannot be read: {brief(error)}") from None
 
 
-def _execute(name: str, module: str, text: str) -> None:
-    made = types.ModuleType(module)
-    made.__file__ = name
-    sys.modules[module] = made
-    exec(compile(text, name, "exec"), made.__dict__)
-
-
 def _installed(name: str) -> str:
     """Return the module behind an entry point of :data:`GROUP`, or the module ``name`` itself."""
     from importlib.metadata import entry_points
@@ -237,13 +222,13 @@ def _installed(name: str) -> str:
 
 def _cause(error: BaseException, name: str) -> str:
     """Return the reason why an import failed, and the line in the plugin's own file."""
-    said = brief(error) if isinstance(error, UserError) else f"{type(error).__name__}: {brief(error)}"
+    reason = brief(error) if isinstance(error, UserError) else f"{type(error).__name__}: {brief(error)}"
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__} in line {error.lineno}: {brief(error.msg)}"
     if isinstance(error, ModuleNotFoundError) and error.name == name.partition(".")[0]:
         return "there is no such module, and no such entry point; a file's name ends in .py"
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == name]
-    return f"{said} (line {lines[-1]})" if lines else said
+    return f"{reason} (line {lines[-1]})" if lines else reason
 
 
 def variant_name(cls: type, what: str) -> str:

@@ -187,10 +187,15 @@ class Predictor:
         See :func:`joint` for the arguments. A posterior's own draws equal the draws of :meth:`batches`.
         """
         inputs = self.transform.inputs(raw.reshape(-1, *raw.shape[2:]), device).unflatten(0, raw.shape[:2])
-        found = joint(self.posterior, inputs, rng=rng.fold("predict"), draws=draws, places=places)
+        return self.joint_in_own_units(
+            joint(self.posterior, inputs, rng=rng.fold("predict"), draws=draws, places=places)
+        )
+
+    def joint_in_own_units(self, transformed: Joint) -> Joint:
+        """Convert a joint of transformed targets to the targets' own units."""
         if self.transform.shift is None or self.transform.scale is None:
-            return found
-        return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
+            return transformed
+        return JointInOwnUnits(transformed, self.transform.shift, self.transform.scale, self.transform.log)
 
     def final(self, transformed: Predictive) -> Predictive:
         """Recalibrate a predictive of regression, if there is a recalibration, and convert it to the own units.

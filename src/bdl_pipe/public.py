@@ -39,18 +39,13 @@ def get(name: str) -> Any:
     if name == "__all__":
         return sorted(PLACES)
     if name == "__version__":
-        return _version()
+        from importlib import metadata
+
+        try:  # of the installed distribution, so that a release changes no file that results depend on
+            return metadata.version("bdl-pipe")
+        except metadata.PackageNotFoundError:
+            return "0+unknown"
     if name not in PLACES:
         raise AttributeError(f"module {__package__!r} has no attribute {name!r}")
     module, _, attribute = PLACES[name].partition(":")
     return getattr(importlib.import_module(f".{module}", __package__), attribute or name)
-
-
-def _version() -> str:
-    """Return the version of the installed distribution, so that a release changes no file that results depend on."""
-    from importlib import metadata
-
-    try:
-        return metadata.version("bdl-pipe")
-    except metadata.PackageNotFoundError:
-        return "0+unknown"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import ModulePosterior, UserError, bayesianise
-from bdl_pipe.own_model.methods import CHAINS, STUDENT, able
+from bdl_pipe.own_model.start import CHAINS, STUDENT, able
 from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from bdl_pipe import METHODS, ModulePosterior, bayesianise
-from bdl_pipe.own_model.methods import able
+from bdl_pipe.own_model.start import able
 from tests.threads import at_once
 
 X = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))

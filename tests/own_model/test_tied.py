@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from bdl_pipe import ModulePosterior, UserError, bayesianise
-from bdl_pipe.own_model.methods import able
+from bdl_pipe.own_model.start import able
 
 from .models import Answering, text_loader, texts
 

@@ -150,8 +150,9 @@ class DatasetConfig:
             require(self.task == "classification", "increment", "must be null for regression", self.source.name)
             require(computed, "corruptions", "must be made with increment", self.corruptions)
         if self.source.kind == "table":
-            rule = "must be train, robust or none for a table"
-            require(self.normalise != "published", "normalise", rule, self.normalise)
+            require(
+                self.normalise != "published", "normalise", "must be train, robust or none for a table", self.normalise
+            )
             require(not self.whiten, "whiten", "must be false for a table", self.whiten)
             for key, names in (("ood", self.ood), ("transfer", self.transfer)):
                 require(not names, key, "must be empty for a table", list(names))

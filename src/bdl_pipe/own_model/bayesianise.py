@@ -23,14 +23,13 @@ from ..fitting import RATE_SHARE, Fits, SeedFit
 from ..method import Inputs, Method, ModelFit, StageSpec
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
-from ..seeds import Seed
-from ..torch_settings import own_settings
-from . import methods, start
-from .methods import CHAINS, INDUCING
+from ..seeds import Seed, own_settings
+from . import start
 from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
+from .start import CHAINS, INDUCING
 from .trunk import check, plain, tied
 
 _PROBED: Final = 2  # rows in the call that checks the model
@@ -85,8 +84,8 @@ def bayesianise(
         UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
         Diverged: a fit diverged even at the smallest rates.
     """
-    found = methods.method_of(method)
-    methods.check_needs(found, epochs, teacher)
+    chosen = start.method_of(method)
+    start.check_needs(chosen, epochs, teacher)
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
@@ -95,7 +94,7 @@ def bayesianise(
     rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
     rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
-    methods.check_task(found, rows.task)
+    start.check_task(chosen, rows.task)
     held = None
     if calibration_loader is not None:
         at, layout = rng.fold("calibration"), rows.layout
@@ -115,7 +114,7 @@ def bayesianise(
         data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
         setting = ModelFit(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         progress = _Progress(report or Silent())
-        fit = _Fit(found, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
+        fit = _Fit(chosen, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
     seen = [SEEN] if rows.task == "regression" and held is None else []
@@ -167,7 +166,7 @@ class _Fit:
             start.require_linearisable(first, self._data)
         if self._method.name == CHAINS:
             return self._sampled(first, chains)
-        if self._setting.epochs is not None and methods.starts_with_sgd(self._method):
+        if self._setting.epochs is not None and start.starts_with_sgd(self._method):
             first = self._further(first)
         if self._setting.epochs is None:  # nothing is trained, so nothing can train log-variances
             first = start.with_fixed_noise(first, self._model, self._data)
@@ -194,7 +193,7 @@ class _Fit:
     def _further(self, first: State) -> State:
         """Return the trajectory of further epochs of SGD, which begin at the model."""
         sgd = METHODS["sgd"]
-        config: Any = read(sgd.config, merge(methods.trajectory_section(self._setting), self._of_sgd), "trajectory")
+        config: Any = read(sgd.config, merge(start.trajectory_section(self._setting), self._of_sgd), "trajectory")
         return self._run(sgd.stages["trajectory"], {"trajectory": [first]}, config, self._rng.fold("trajectory"))
 
     def _sampled(self, first: State, chains: int) -> tuple[State, Any]:

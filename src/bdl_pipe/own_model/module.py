@@ -118,9 +118,9 @@ def register(
             in a linear layer; one weight has two names, and the trunk is not frozen; equal rows get different outputs
             in evaluation.
     """
-    own = _copied(model, may_be_tied=frozen_trunk)
+    copied = _copied(model, may_be_tied=frozen_trunk)
     with torch.no_grad():
-        trunk, last = _cut(own, layout, probe.cpu(), head)
+        trunk, last = _cut(copied, layout, probe.cpu(), head)
     if not _runs_channels_last(trunk, probe.cpu()):
         trunk.order = PlainOrder()
     return _registered(trunk, last, frozen_trunk)
@@ -132,12 +132,12 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
     Raises:
         UserError: the model cannot be copied, or has no such head.
     """
-    own = _copied(model, may_be_tied=frozen_trunk)
-    if head not in linear_layers(own):
-        kind = type(dict(own.named_modules()).get(head)).__name__
+    copied = _copied(model, may_be_tied=frozen_trunk)
+    if head not in linear_layers(copied):
+        kind = type(dict(copied.named_modules()).get(head)).__name__
         raise UserError(f"model must have the linear layer {head}, got {kind}")
-    layer = cut(own, head)
-    trunk = ModuleTrunk(own, layout, layer.in_features, head)
+    layer = cut(copied, head)
+    trunk = ModuleTrunk(copied, layout, layer.in_features, head)
     if plain_order:
         trunk.order = PlainOrder()
     return _registered(trunk, layer, frozen_trunk)
@@ -146,9 +146,8 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
 def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
     """Return a copy on the CPU in float32, in evaluation mode."""
     check(model, may_be_tied=may_be_tied)
-    own = asked(_COPIED, lambda: copy.deepcopy(model))
-    copied: nn.Module = own.cpu().float().eval()
-    return copied
+    copied: nn.Module = asked(_COPIED, lambda: copy.deepcopy(model))
+    return copied.cpu().float().eval()
 
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
@@ -173,11 +172,11 @@ def module_trunk(
     Raises:
         UserError: no model of this digest is registered in this process.
     """
-    trunk = copy.deepcopy(known(config.digest))
+    trunk = copy.deepcopy(trunk_of(config.digest))
     return trunk if config.dropout else trunk.without_dropout(), trunk.width
 
 
-def known(digest: str) -> ModuleTrunk:
+def trunk_of(digest: str) -> ModuleTrunk:
     """Return the model of a digest that was registered last.
 
     Raises:
@@ -185,10 +184,8 @@ def known(digest: str) -> ModuleTrunk:
     """
     alive = [trunk for (key, _), trunk in _known.items() if key == digest]
     if not alive:
-        raise UserError(
-            f"network: the module {digest} is not known in this process: call bdl_pipe.bayesianise with the "
-            "model, or ModulePosterior.load(path, model), first"
-        )
+        cure = "call bdl_pipe.bayesianise with the model, or ModulePosterior.load(path, model), first"
+        raise UserError(f"network: the module {digest} is not known in this process: {cure}")
     return alive[-1]
 
 
@@ -215,10 +212,10 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     alone = logits(asked("takes one row alone", lambda: called(model, layout.unpack(probe[:1])))).reshape(1, -1)
     rule = "must give a row the same outputs alone as among others in evaluation: use no statistics of a batch, and "
     require(close(alone, before[:1]), "model", f"{rule}set batch_first=True in attention and recurrent layers")
-    found = ", ".join(list(layers)[-_TRIED:]) or "none"
+    last = ", ".join(list(layers)[-_TRIED:]) or "none"
     rule = "must be a linear layer (nn.Linear) that the model has as an attribute"
     require(bool(layers), "model", "must have a linear layer (nn.Linear) as its last layer", "none")
-    require(head is None or head in layers, "head", rule, f"{head} (it has {found})")
+    require(head is None or head in layers, "head", rule, f"{head} (it has {last})")
     latest = [name for name in dict.fromkeys(reversed(calls)) if layers[name].out_features == before.shape[1]]
     call, failed = lambda: logits(called(model, layout.unpack(probe))), ""
     for name in [head] if head is not None else latest[:_TRIED]:
@@ -233,7 +230,7 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
             failed = f"; with another layer in its place the model ended with {type(error).__name__}: {brief(error)}"
         model.set_submodule(name, layer)
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
-    tried = head or (latest[0] if latest else found)
+    tried = head or (latest[0] if latest else last)
     raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
 
 

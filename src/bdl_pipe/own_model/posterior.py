@@ -6,7 +6,7 @@ process that reads a state must pass it (:meth:`ModulePosterior.load`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -22,15 +22,13 @@ from ..data.examples import Task
 from ..data.transform import Transform
 from ..errors import ArtifactError, short
 from ..joint_predictive import DRAWS, Joint
-from ..joint_regression import JointInOwnUnits
 from ..posterior import Posterior, Predictor, joint
 from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..registry import posterior_of
-from ..seeds import Seed
-from ..torch_settings import own_settings
+from ..seeds import Seed, own_settings
 from . import rows as loaders
-from .module import known, register_again
+from .module import register_again, trunk_of
 from .trunk import Layout, ModelInputs, check, plain, tied
 
 _KIND: Final = "module"
@@ -135,17 +133,11 @@ class ModulePosterior:
         Raises:
             DataError: as :meth:`predict`.
         """
-        if isinstance(inputs, Tensor):
-            flat: ModelInputs = inputs.flatten(0, 1)
-            shape = inputs.shape[:2]
-        else:
-            flat = {name: values.flatten(0, 1) for name, values in inputs.items()}
-            shape = next(iter(inputs.values())).shape[:2]
-        grouped = self._rows(flat).unflatten(0, shape)
-        found = joint(self.inner, grouped, rng=rng.fold("predict"), draws=draws, places=places)
-        if self.transform.shift is None or self.transform.scale is None:
-            return found
-        return JointInOwnUnits(found, self.transform.shift, self.transform.scale, self.transform.log)
+        named = {"": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+        flat, shape = {n: values.flatten(0, 1) for n, values in named.items()}, next(iter(named.values())).shape[:2]
+        grouped = self._rows(flat[""] if isinstance(inputs, Tensor) else flat).unflatten(0, shape)
+        standardised = joint(self.inner, grouped, rng=rng.fold("predict"), draws=draws, places=places)
+        return self._units.joint_in_own_units(standardised)
 
     @own_settings()
     def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
@@ -158,17 +150,17 @@ class ModulePosterior:
                 class.
         """
         where = "the loader of recalibrated"
-        found = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
+        rows = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
         with torch.no_grad():
-            one = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[:1]))
+            one = torch.from_numpy(np.ascontiguousarray(rows.examples.inputs[:1]))
             outputs = self._transformed(one.to(self.device), rng).mean.shape[-1]  # classes, or target columns
-        loaders.require_targets(found, where, outputs)
-        return self.recalibrated_on(found, rng)
+        loaders.require_targets(rows, where, outputs)
+        return self.recalibrated_on(rows, rng)
 
     @own_settings()
-    def recalibrated_on(self, found: loaders.LoadedRows, rng: Seed) -> "ModulePosterior":
+    def recalibrated_on(self, rows: loaders.LoadedRows, rng: Seed) -> "ModulePosterior":
         """Return :meth:`recalibrated` for rows that have been read."""
-        learnt = recalibration.fit(self._batches(found, rng), found.examples, self.transform)
+        learnt = recalibration.fit(self._batches(rows, rng), rows.examples, self.transform)
         return ModulePosterior(self.inner, self.transform, self.about, self.trunk, self.device, learnt)
 
     def state(self) -> State:
@@ -190,10 +182,7 @@ class ModulePosterior:
             UserError: no call of :func:`~.bayesianise.bayesianise` or :meth:`load` has registered the model here.
         """
         about = _about(state)
-        trunk = known(about.digest)
-        targets = under(_TARGETS, state.tensors)
-        plain = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
-        transform = replace(plain, shift=targets.get("shift"), scale=targets.get("scale"))
+        trunk, transform = trunk_of(about.digest), Transform.of_targets(**under(_TARGETS, state.tensors))
         with loaders.own_randomness(Seed(0)):  # torch draws initial weights for each new layer
             inner = posterior_of(State(under(_INNER, state.tensors), state.config["inner"]), device)
         learnt = None
@@ -239,10 +228,10 @@ class ModulePosterior:
         return self.inner.predict(rows, rng=rng.fold("predict"))
 
     @torch.no_grad()
-    def _batches(self, found: loaders.LoadedRows, rng: Seed) -> Iterator[tuple[slice, Predictive]]:
-        for start in range(0, len(found), _PREDICTED):
+    def _batches(self, loaded: loaders.LoadedRows, rng: Seed) -> Iterator[tuple[slice, Predictive]]:
+        for start in range(0, len(loaded), _PREDICTED):
             rows = slice(start, start + _PREDICTED)
-            inputs = torch.from_numpy(np.ascontiguousarray(found.examples.inputs[rows]))
+            inputs = torch.from_numpy(np.ascontiguousarray(loaded.examples.inputs[rows]))
             yield rows, self._transformed(inputs.to(self.device), rng)
 
 
@@ -252,7 +241,7 @@ def device_of(model: nn.Module) -> torch.device:
 
 
 def _about(state: State) -> About:
-    found = state.config.get("about")
-    if not isinstance(found, Mapping):
-        raise ArtifactError(f"about must describe the posterior's module, got {short(found)}; save it again")
-    return read(About, found, "about")
+    about = state.config.get("about")
+    if not isinstance(about, Mapping):
+        raise ArtifactError(f"about must describe the posterior's module, got {short(about)}; save it again")
+    return read(About, about, "about")

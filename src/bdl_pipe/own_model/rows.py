@@ -78,18 +78,18 @@ def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout
     if len(kinds) > 1:
         shapes = sorted({str(list(shape)) for shape, _ in kinds})
         raise DataError(f"{where}: targets must be of one shape and type in all batches, got {', '.join(shapes)}")
-    values, found = _targets(torch.cat(targets), where, task)
-    return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), found, max(map(len, rows)))
+    values, kind = _targets(torch.cat(targets), where, task)
+    return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), kind, max(map(len, rows)))
 
 
-def require_targets(found: LoadedRows, where: str, outputs: int) -> None:
+def require_targets(rows: LoadedRows, where: str, outputs: int) -> None:
     """Check that labels are of ``outputs`` classes, or that targets have as many columns.
 
     Raises:
         DataError: they are not; the message names the loader, ``where``.
     """
-    targets = found.examples.targets
-    if found.task == "regression":
+    targets = rows.examples.targets
+    if rows.task == "regression":
         if targets.shape[1] != outputs:
             raise DataError(f"{where}: targets must have {outputs} columns, as in the fit, got {targets.shape[1]}")
         return
@@ -166,31 +166,29 @@ def _split(batch: Any, place: str) -> tuple[Any, Any]:
 def _targets(targets: Tensor, where: str, task: Task | None) -> tuple[np.ndarray, Task]:
     """Return labels int64 [row], or targets float64 [row, output], and the task."""
     numbers = targets.is_floating_point() or targets.is_complex()
-    found: Task = task or ("regression" if numbers else "classification")
-    if targets.ndim > 2 or (found == "classification" and targets.ndim > 1):
-        rule = "labels must be [row]" if found == "classification" else "targets must be [row] or [row, output]"
-        cure = _cure(targets) if targets.ndim == 2 else ""
+    kind: Task = task or ("regression" if numbers else "classification")
+    if targets.ndim > 2 or (kind == "classification" and targets.ndim > 1):
+        rule = "labels must be [row]" if kind == "classification" else "targets must be [row] or [row, output]"
+        cure = ""
+        if targets.ndim == 2 and targets.shape[1] == 1:
+            cure = "; pass y[:, 0]"
+        elif targets.ndim == 2:
+            one_hot = bool((targets != 0).sum(1).eq(1).all())
+            several = "for several labels of a row fit a posterior for each, to y[:, k]"
+            cure = f"; {'pass y.argmax(1)' if one_hot else several}"
         raise DataError(f"{where}: {rule}, got the shape {list(targets.shape)}{cure}")
-    if found == "classification":
+    if kind == "classification":
         if numbers:
             rule = "labels must be whole numbers for classification"
             raise DataError(f"{where}: {rule}, got {targets.dtype}; pass y.long()")
-        return targets.long().numpy(), found
+        return targets.long().numpy(), kind
     if targets.is_complex():
         raise DataError(f"{where}: targets must be real numbers, got {targets.dtype}")
     values = targets.double()
     if not bool(torch.isfinite(values).all()):
         row = int((~torch.isfinite(values.reshape(len(values), -1)).all(1)).nonzero()[0, 0])
         raise DataError(f"{where}: targets must be finite, got {short(values[row].tolist())} in row {row}")
-    return values.reshape(len(values), -1).numpy(), found
-
-
-def _cure(labels: Tensor) -> str:
-    """Return how to pass labels [row, column] as [row]."""
-    if labels.shape[1] == 1:
-        return "; pass y[:, 0]"
-    one = bool((labels != 0).sum(1).eq(1).all())
-    return "; pass y.argmax(1)" if one else "; for several labels of a row fit a posterior for each, to y[:, k]"
+    return values.reshape(len(values), -1).numpy(), kind
 
 
 @contextlib.contextmanager

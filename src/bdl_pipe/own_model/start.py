@@ -1,4 +1,8 @@
-"""A method's inputs in place of the pipeline's artifacts: the data of a loader, and a trajectory of one snapshot.
+"""How a method starts at a user's model: what it needs besides it, and its inputs.
+
+A registered method can start at a user's model if it says how (``Method.from_model``). So can the method of a plugin
+whose only input is one trajectory. Its inputs take the place of the pipeline's artifacts: the data of a loader, and a
+trajectory of one snapshot.
 
 Inputs do not change. Regression targets are standardised as in the pipeline, and the head is rescaled with them. Some
 layers keep point weights when a method converts layers to random weights (:func:`points`).
@@ -6,23 +10,26 @@ layers keep point weights when a method converts layers to random weights (:func
 
 import copy
 import re
-from dataclasses import replace
-from typing import Any, Final, final
+from typing import Any, Final, final, get_args
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..artifacts import State
-from ..config import read, to_mapping
-from ..data.examples import Examples
+from ..config import nearest, read, to_mapping
+from ..data.examples import Examples, Task
 from ..data.fitdata import FitData
 from ..data.normalise import target_constants
+from ..data.size import Section
 from ..data.transform import Transform
 from ..errors import DataError, UserError, require
+from ..inducing.config import Kind
+from ..method import Method, ModelFit, StageSpec
 from ..networks.base import WEIGHTED
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
+from ..registry import METHODS
 from ..seeds import Seed
 from ..training.snapshots import snapshot
 from ..trajectory.curvature import layers_with_factors
@@ -38,6 +45,80 @@ _LINEARISED: Final = (
 )
 _ROWS: Final = 1000  # rows of one forward pass
 _MOST_PRECISE: Final = 100.0  # the largest λ_n, since errors on training rows are too small
+INDUCING: Final = get_args(Kind)
+CHAINS: Final = "sgmcmc"
+STUDENT: Final = "dark_knowledge"
+
+
+def able() -> list[str]:
+    """Return the names of the methods that say how they start at a user's model."""
+    return [method.name for method in METHODS.values() if method.from_model is not None]
+
+
+def method_of(name: str) -> Method:
+    """Return a method that can start from a user's model.
+
+    Raises:
+        UserError: no method has this name, or the method cannot start from a model.
+    """
+    if name not in METHODS:
+        raise UserError(f"method must be one of {', '.join(able())}, got {name!r}{nearest(name, METHODS)}")
+    method = METHODS[name]
+    student = method.stages.get("student")
+    one_trajectory = student is not None and dict(student.needs) == {"trajectory": "one_to_one"}
+    if method.from_model is None and not (one_trajectory and METHODS.module_of(name) is not None):
+        needs = "it makes no posterior" if student is None else f"it is made from {_sources(student)}"
+        raise UserError(f"method must be able to start from a model ({', '.join(able())}), got {name}: {needs}")
+    return method
+
+
+def check_task(method: Method, task: Task) -> None:
+    """Raise UserError if a method does not predict the task."""
+    if task not in method.tasks:
+        others = [other for other in able() if task in METHODS[other].tasks]
+        raise UserError(f"method must support {task} ({', '.join(others)}), got {method.name}")
+
+
+def check_needs(method: Method, epochs: object, teacher: object) -> None:
+    """Raise UserError if a method lacks an argument that it needs."""
+    name = method.name
+    if name == STUDENT and teacher is None:
+        raise UserError("dark_knowledge needs teacher: give the posterior of an earlier call, which the model imitates")
+    if name != STUDENT and teacher is not None:
+        raise UserError(f"teacher is for dark_knowledge only; leave it out for {name}")
+    if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
+        raise UserError(f"epochs must be a whole number > 0, got {epochs!r}")
+    if epochs is None and method.from_model is not None and method.from_model.needs_epochs:
+        of_sgd = "the number of epochs of SGD that start at the model and make its snapshots"
+        lengths = {
+            CHAINS: "the number of epochs of each chain, which starts at the model",
+            STUDENT: "the length of the student's training, in epochs",
+        }
+        usual = of_sgd if starts_with_sgd(method) else "the number of epochs of its training"
+        raise UserError(f"{name} needs epochs: give {lengths.get(name, usual)}")
+
+
+def starts_with_sgd(method: Method) -> bool:
+    """Return whether epochs of SGD, which make a trajectory, come before the method's own fit."""
+    return method.from_model is None or "trajectory" in method.stages["student"].required
+
+
+def _sources(stage: StageSpec) -> str:
+    if "trajectory" in stage.required and stage.needs["trajectory"] == "one_to_one":
+        return "the layers of this library's own mlp"
+    plural = {"trajectory": "several trajectories", "coreset": "a coreset"}
+    named = [plural.get(kind, kind) for kind, rule in stage.needs.items() if rule == "all" or kind == "coreset"]
+    return " and ".join(named) or "the data alone, with a network of its own"
+
+
+def trajectory_section(fit: ModelFit) -> Section:
+    """Return ``methods.sgd`` for more epochs at a constant rate, with snapshots in each."""
+    assert fit.epochs is not None
+    per_epoch = min(fit.steps_per_epoch, -(-fit.draws // fit.epochs))
+    snapshots = min(fit.draws, fit.epochs * per_epoch)
+    training = fit.training(1e-3, schedule="constant")
+    kept = {"snapshots": snapshots, "snapshots_per_epoch": per_epoch}
+    return {"network": fit.network, "augmentation": None, "early_stopping": None, **kept, **training}
 
 
 def transform_of(rows: LoadedRows) -> Transform:
@@ -46,11 +127,10 @@ def transform_of(rows: LoadedRows) -> Transform:
     Raises:
         DataError: a target is constant.
     """
-    leave = Transform("table", torch.zeros(1, dtype=torch.float64), torch.ones(1, dtype=torch.float64))
     if rows.task == "classification":
-        return leave
+        return Transform.of_targets()
     shift, scale = target_constants(rows.examples.targets, "standardise", "train_loader")
-    return replace(leave, shift=torch.from_numpy(shift), scale=torch.from_numpy(scale))
+    return Transform.of_targets(torch.from_numpy(shift), torch.from_numpy(scale))
 
 
 def fit_data(rows: LoadedRows, outputs: int, transform: Transform, device: torch.device) -> FitData:
@@ -156,6 +236,7 @@ def _squared_error(spec: NetworkSpec, weights: dict[str, Tensor], data: FitData)
     return total / (len(data.train) * data.outputs)
 
 
+@torch.no_grad()
 def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
     """Name the layers with matrices that the method ``kind`` cannot make random; the model itself has the name "".
 
@@ -163,13 +244,17 @@ def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"])
     converted layer has no such attribute: a torch encoder layer reads the weight for its fast path, a patch embedding
     for its type.
     """
-    seen = _looked_at(trunk, probe) if kind == "ffg_w" else set()
-    return [
-        name
-        for name, layer in trunk.module.named_modules()
-        if any(weight.ndim > 1 for weight in layer.parameters(recurse=False))
-        and (type(layer) not in WEIGHTED or name in seen)
-    ]
+    layers = dict(trunk.module.named_modules())
+    matrices = [n for n, layer in layers.items() if any(w.ndim > 1 for w in layer.parameters(recurse=False))]
+    watched = dict[str, _Watched]()
+    if kind == "ffg_w":  # in a pass of evaluation, the linear and convolutional layers record what the model reads
+        copied = copy.deepcopy(trunk).eval()
+        watched = {name: _Watched(m) for name, m in copied.module.named_modules() if name and type(m) in WEIGHTED}
+        for name, layer in watched.items():
+            copied.module.set_submodule(name, layer)
+        copied(probe.cpu())
+    seen = {name for name, layer in watched.items() if layer.looked_at}
+    return [name for name in matrices if type(layers[name]) not in WEIGHTED or name in seen]
 
 
 def pattern(name: str) -> str:
@@ -186,22 +271,11 @@ class _Watched(nn.Module):
         self.layer, self.looked_at = layer, False
 
     def forward(self, inputs: Tensor) -> Tensor:
-        found: Tensor = self.layer(inputs)
-        return found
+        outputs: Tensor = self.layer(inputs)
+        return outputs
 
     def __getattr__(self, name: str) -> Any:
         if name not in ("weight", "bias"):
             return super().__getattr__(name)
         self.looked_at = True
         return getattr(self.layer, name)
-
-
-@torch.no_grad()
-def _looked_at(trunk: ModuleTrunk, probe: Tensor) -> set[str]:
-    """Name the linear and convolutional layers with a weight or bias that the model reads in a pass of evaluation."""
-    trunk = copy.deepcopy(trunk).eval()
-    watched = {name: _Watched(m) for name, m in trunk.module.named_modules() if name and type(m) in WEIGHTED}
-    for name, layer in watched.items():
-        trunk.module.set_submodule(name, layer)
-    trunk(probe.cpu())
-    return {name for name, layer in watched.items() if layer.looked_at}

@@ -139,8 +139,8 @@ def require_plain(values: Tensor, what: str) -> None:
         "a sparse": (values.layout is not torch.strided, "x.to_dense()"),
         "an empty (meta)": (values.is_meta, "a tensor with values"),
     }
-    for kind, (found, cure) in kinds.items():
-        if found:
+    for kind, (applies, cure) in kinds.items():
+        if applies:
             raise DataError(f"{what} must be a dense tensor, got {kind} one; pass {cure}")
 
 
@@ -250,11 +250,11 @@ def logits(answer: Any) -> Tensor:
     Raises:
         UserError: the answer has no outputs.
     """
-    found = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
-    if found is None and isinstance(answer, Mapping):
-        found = answer.get("logits")
-    if not isinstance(found, Tensor):
+    outputs = answer if isinstance(answer, Tensor) else getattr(answer, "logits", None)
+    if outputs is None and isinstance(answer, Mapping):
+        outputs = answer.get("logits")
+    if not isinstance(outputs, Tensor):
         raise UserError(
             f"model must give a tensor, or logits of an object or a dictionary, got {type(answer).__name__}"
         )
-    return found
+    return outputs
