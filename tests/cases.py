@@ -1,8 +1,4 @@
-"""The smallest configs that every registered method can be made with, for the conformance test.
-
-A new method adds its config for each of its tasks to ``CONFIGS``, or for all of them to ``ALIKE``. A variant of a
-listed method, with the same class of configs, adds nothing.
-"""
+"""The smallest configs of every registered method, of cases.yaml, and the cases of the conformance test."""
 
 import tempfile
 from collections.abc import Mapping
@@ -11,6 +7,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import yaml
 from safetensors.torch import save_file
 
 from bdl_pipe.artifacts import State
@@ -22,9 +19,15 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
-CONVNET = {"name": "convnet", "width": 4, "blocks": 2}
-MLP = {"name": "mlp", "hidden": [8]}
-ADAM = {"name": "adam", "lr": 1.0e-2, "schedule": "one_cycle"}
+_FILE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+PARTS = _FILE["parts"]
+CONVNET, MLP, LEAKY = PARTS["convnet"], PARTS["mlp"], PARTS["leaky"]
+LEARN, WHOLE = PARTS["learn"], PARTS["whole"]
+SGMCMC, DARK_KNOWLEDGE, LAPLACE = PARTS["sgmcmc"], PARTS["dark_knowledge"], PARTS["laplace"]
+GAUSSIAN, GENERATIVE, FEATURES = PARTS["gaussian"], PARTS["generative"], PARTS["features"]
+RANDOM, RANDOM_IMAGES = PARTS["random"], PARTS["random_images"]
+HEAD, VBPC, BPC, INNER = PARTS["head"], PARTS["vbpc"], PARTS["bpc"], PARTS["inner"]
+TRAINED_ON_CORESET = PARTS["trained_on_coreset"]
 
 _FOLDER = tempfile.TemporaryDirectory()  # holds the weights of the ``pretrained`` configs
 
@@ -37,247 +40,13 @@ def weights_of(network: Mapping[str, Any], shape: list[int], outputs: int, likel
     return str(path)
 
 
-SGMCMC = {
-    "target": {"network": MLP, "prior_precision": 1.0, "noise_precision": 10.0},
-    "sampler": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1.0e-4}, "batch": 16},
-    "thinning": {"steps": 230, "burn_in": 100, "every": 10},
-    "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
-    "student": {"max_draws": None},
-}
-DARK_KNOWLEDGE = {
-    "network": MLP,
-    "student": {"name": "plain"},
-    "mode": {"name": "offline", "max_draws": None},
-    "inputs": {"name": "noisy_training", "noise": 0.1},
-    "batch": 16,
-    "steps": 60,
-    "optimiser": ADAM,
-}
-NORMS = {"batch_norm_rows": 64, "batch_norm_batch": 32}
-SWAG = {"rank": 2, "scale": 0.5, "draws": 3, **NORMS}
-SUBSPACE = {"dimension": 1, "temperature": 2.0, "prior_variance": 1.0, "rows": 70, "draws": 3, "batch": 64, **NORMS}
-PCA_ESS = {**SUBSPACE, "burn_in": 3, "every": 2}
-PCA_VI = {**SUBSPACE, "initial_sd": 0.5, "steps": 6, "samples": 2, "optimiser": {"name": "adam", "lr": 1.0e-2}}
-LAPLACE = {
-    "layers": "all",
-    "prior_precision": None,
-    "temperature": 0.1,
-    "rows": 50,
-    "predictive": "draws",
-    "max_factor": 600,
-    "draws": 3,
-    **NORMS,
-}
-SNGP = {
-    "network": MLP,
-    "features": 16,
-    "length_scale": 2.0,
-    "norm_bound": 1.0,
-    "ridge": 1.0,
-    "training": {"epochs": 3, "batch": 32, "optimiser": ADAM},
-}
-HEAD = {"ipc": 2, "network": {**CONVNET, "norm": "instance"}, "rho": 1.0, "gamma": 100.0, "feature_scale": 1.0}
-NOISE = {"choose": "all", "operations": {"noise": 0.1}}
-ON_CORESET = {"student": {"steps": 4, "lr": 1.0e-3, "augmentation": NOISE}}
-VBPC = {
-    **HEAD,
-    **ON_CORESET,
-    "beta_dataset": 1.0e-8,
-    "coreset": {
-        "steps": 8,
-        "batch": 16,
-        "lr": 1.0e-2,
-        "label_lr": 1.0e-1,
-        "label_scale": 1.0,
-        "pool": {"networks": 2, "steps": 3, "lr": 1.0e-3},
-        "augmentation": NOISE,
-    },
-}
-STEADY = {"name": "adam", "lr": 1.0e-2}
-INNER = {"steps": 3, "lr": 0.05, "ahead": 1}
-BPC = {
-    "ipc": 2,
-    "start_epochs": 1,
-    "outer": {"steps": 6, "optimiser": {"name": "adam", "lr": 1.0e-2}, "augmentation": NOISE, "average": 0.9},
-}
-CONTRASTIVE = {
-    "chains": 2,
-    "sd": 0.01,
-    "steps": 2,
-    "step_size": 0.01,
-    "temperature": 1.0,
-    "weight": 1.0,
-    "prior_precision": 1.0,
-}
-TRAINED_ON_CORESET = {
-    "network": HEAD["network"],
-    "steps": 6,
-    "batch": 4,
-    "optimiser": ADAM,
-    "augmentation": NOISE,
-    "logit_scale": 5.0,
-}
-CLOSED_FORM = {name: HEAD[name] for name in ("network", "rho", "gamma", "feature_scale")}
-LEARN = {"epochs": 4, "batch": 16, "optimiser": STEADY, "early_stopping": {"every": 2, "patience": None}}
-WHOLE = {**LEARN, "early_stopping": None}  # runs all of its epochs
-IMAGES = {"network": CONVNET, "training": WHOLE}
-GAUSSIAN = {
-    "covariance": "dense",
-    "rank": None,
-    "prior_variance": 1.0,
-    "wishart_dof": 1.0,
-    "wishart_scale": 1.0,
-    "kl_weight": 1.0,
-}
-GENERATIVE = {
-    "dirichlet": 1.0,
-    "prior_variance": 1.0,
-    "wishart_dof": 8.0,
-    "wishart_scale": 1.0,
-    "kl_weight": 1.0,
-    "refit": True,
-}
-FEATURES = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
-BY_DRAWS = {"network": MLP, "training": WHOLE, "draws": 3, "validation_draws": 2}
-BNN = {**BY_DRAWS, "stochastic": "all", "initial_sd": 0.05}
-DROPOUT = {**BY_DRAWS, "rate": 0.2}
-HELD_OUT = {**LEARN, "early_stopping": {"every": 2, "patience": None}, "noise": "validation"}
-TABM = {"network": MLP, "members": 3}
-
-GBLL = {
-    "network": MLP,
-    "epochs": 6,
-    "optimiser": {**STEADY, "grad_clip_norm": 1.0},
-    "early_stopping": {"every": 2, "patience": None},
-    "prior_variance": 1.0,
-    "noise_variance": 0.1,
-}
-LEAKY = {**MLP, "activation": "leaky_relu"}
-LATENT = {"derivative_variance": 1.0, "weight": 0.1, "derivative_rows": 20}
-
-RANDOM = {
-    "network": MLP,
-    "training": LEARN,
-    "weights": {"kind": "ffg_u", "rows": 6, "cols": 5},
-    "draws": 4,
-    "validation_draws": 2,
-    "annealing": {"start": 1.0, "end": 3.0},
-}
-RANDOM_IMAGES = {**RANDOM, **IMAGES}
-MEMBERS = {"kind": "ensemble_u", "rows": 6, "cols": 5, "members": 2, "lambda_max": 0.1}
-MEAN_FIELD = {"kind": "ffg_w", "sd_max": 0.1}
-
-BOOSTING = {"rounds": 30, "learning_rate": 0.1, "leaves": 4, "folds": 2, "noise": "best"}
-
-ALIKE: Mapping[str, dict[str, Any]] = {  # the config of a method for each of its tasks
-    **{name: {} for name in ("deterministic", "ensemble", "linear", "constant")},
-    "boosting": BOOSTING,
-    "sgmcmc": SGMCMC,
-    "dark_knowledge": DARK_KNOWLEDGE,
-    "swag": SWAG,
-    "pca_ess": PCA_ESS,
-    "pca_vi": PCA_VI,
-}
-CONFIGS: dict[tuple[str, str], dict[str, Any]] = {
-    **{(name, task): section for name, section in ALIKE.items() for task in ("classification", "regression")},
-    ("pretrained", "classification"): {
-        "network": CONVNET,
-        "weights": weights_of(CONVNET, [1, 8, 8], 3, "categorical"),
-    },
-    ("pretrained", "regression"): {"network": MLP, "weights": weights_of(MLP, [4], 1, "gaussian_head")},
-    ("sgd", "classification"): {"network": CONVNET, "epochs": 2, "snapshots": 2, "batch": 32, "optimiser": ADAM},
-    ("sgd", "regression"): {
-        "network": MLP,
-        "epochs": 3,
-        "snapshots": 2,
-        "batch": 32,
-        "optimiser": ADAM,
-        "moments": {"count": 3, "every": 1},
-        "variance_floor": 1.0e-3,
-    },
-    ("bnn", "classification"): {**BNN, "network": CONVNET, "stochastic": "head"},
-    ("bnn", "regression"): {**BNN, "noise": "each input"},
-    ("dropout", "classification"): {**DROPOUT, "network": CONVNET},
-    ("dropout", "regression"): DROPOUT,
-    ("tabm", "classification"): {**TABM, "training": WHOLE},
-    ("tabm", "regression"): {**TABM, "training": HELD_OUT, "variance_floor": 1.0e-3},
-    ("gp", "regression"): {"ard": True, "steps": 12, "lr": 0.1},
-    ("svgp", "regression"): {"inducing": 12, "ard": True, "training": LEARN},
-    ("swa", "classification"): NORMS,
-    ("swa", "regression"): {"batch_norm_rows": None, "batch_norm_batch": 32},
-    ("kfac_laplace", "classification"): LAPLACE,
-    ("kfac_laplace", "regression"): {**LAPLACE, "predictive": "linearised", "prior_precision": 1.0},
-    ("ciber", "classification"): {"form": {"name": "exact", "weights": 2}},
-    ("ciber_last", "regression"): {"weights": 3, "radius": "variance", "tail": 0.01},
-    ("ciber_second", "regression"): {"weights": 2, "radius": "density", "tail": 0.01},
-    ("sngp", "classification"): {**SNGP, "network": CONVNET},
-    ("sngp", "regression"): {**SNGP, "noise": "each input"},
-    ("gbll", "regression"): GBLL,
-    ("ldgbll", "regression"): {**GBLL, **LATENT, "network": LEAKY},
-    ("map_blr", "regression"): {"network": MLP, "training": LEARN, "noise_variance": 0.1, "noise": "each input"},
-    ("vbpc", "classification"): VBPC,
-    ("vbll", "regression"): {"network": MLP, "training": LEARN, "layer": GAUSSIAN},
-    ("vbll_bnn", "regression"): {
-        "network": MLP,
-        "training": LEARN,
-        "layer": {**GAUSSIAN, "noise": "each input"},
-        "features": FEATURES,
-    },
-    ("d_vbll", "classification"): {
-        **IMAGES,
-        "layer": {**GAUSSIAN, "covariance": "lowrank", "rank": 2, "predictive": "sampled", "draws": 3},
-    },
-    ("d_vbll_bnn", "classification"): {**IMAGES, "layer": {**GAUSSIAN, "covariance": "diagonal"}, "features": FEATURES},
-    ("g_vbll", "classification"): {**IMAGES, "layer": GENERATIVE},
-    ("g_vbll_bnn", "classification"): {**IMAGES, "layer": {**GENERATIVE, "refit": False}, "features": FEATURES},
-    ("ffg_u", "classification"): {**RANDOM_IMAGES, "function_space": True},
-    ("ffg_u", "regression"): RANDOM,
-    ("fcg_u", "classification"): {**RANDOM_IMAGES, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
-    ("fcg_u", "regression"): {**RANDOM, "weights": {"kind": "fcg_u", "rows": 4, "cols": 3}},
-    ("ensemble_u", "classification"): {**RANDOM_IMAGES, "weights": MEMBERS},
-    ("ensemble_u", "regression"): {**RANDOM, "weights": MEMBERS},
-    ("ffg_w", "classification"): {**RANDOM_IMAGES, "weights": MEAN_FIELD},
-    ("ffg_w", "regression"): {**RANDOM, "training": WHOLE, "weights": MEAN_FIELD},
-    ("fcg_w", "classification"): {
-        **RANDOM_IMAGES,
-        "weights": {"kind": "fcg_w"},
-        "layers": {"trunk*": {"kind": "ffg_w"}},
-    },
-    ("fcg_w", "regression"): {**RANDOM, "training": WHOLE, "weights": {"kind": "fcg_w"}},
-    ("random_coreset", "classification"): {**HEAD, **ON_CORESET, "label_scale": 1.0},
-    ("bpc_fkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "shared_noise": False},
-    ("bpc_rkl", "classification"): {**BPC, "inner": INNER, "draws": 2, "sd": 0.01, "batch": 8, "weight": 1.0},
-    ("bpc_w", "classification"): {**BPC, "inner": INNER, "lr_step": 0.01},
-    ("bpc_cd", "classification"): {**BPC, **CONTRASTIVE},
-    ("fbpc", "classification"): {**BPC, "inner": {**INNER, "ahead": 2}, "draws": 2, "noise": 0.01},
-    ("frepo", "classification"): {"ipc": 2, "network": HEAD["network"], "ridge": 1.0e-6, "coreset": VBPC["coreset"]},
-    ("rcig", "classification"): {
-        "ipc": 2,
-        "network": HEAD["network"],
-        "ridge": 5.0e-4,
-        "softplus": 60.0,
-        "solver": {"name": "cg", "iterations": 2, "tolerance": 1.0e-4},
-        "scale_lr": 0.03,
-        "network_steps": 2,
-        "coreset": VBPC["coreset"] | {"average": 0.9},
-    },
-    ("coreset_vi", "classification"): {**CLOSED_FORM, **ON_CORESET},
-    ("coreset_bma", "classification"): {**CLOSED_FORM, **ON_CORESET, "trunks": 2},
-    ("coreset_nn", "classification"): TRAINED_ON_CORESET,
-    ("coreset_krr", "classification"): {**TRAINED_ON_CORESET, "ridge": 1.0e-3},
-    ("coreset_sgmcmc", "classification"): {
-        "network": HEAD["network"],
-        "kernel": {"name": "sghmc", "friction": 0.1},
-        "step_size": {"name": "constant", "value": 0.01},
-        "chains": 2,
-        "thinning": {"steps": 12, "burn_in": 4, "every": 2},
-        "prior_precision": 1.0,
-        "temperature": 0.01,
-        "start_sd": None,
-        "augmentation": None,
-        "diagnostics": {"rows": 8, "max_rhat": 1.05, "min_ess": 100.0},
-    },
-}
+CONFIGS: dict[tuple[str, str], dict[str, Any]] = {}
+for _name, _section in _FILE["configs"].items():
+    _method, _, _task = _name.partition(" ")
+    for _each in [_task] if _task else ["classification", "regression"]:
+        CONFIGS[_method, _each] = _section
+CONFIGS["pretrained", "classification"]["weights"] = weights_of(CONVNET, [1, 8, 8], 3, "categorical")
+CONFIGS["pretrained", "regression"]["weights"] = weights_of(MLP, [4], 1, "gaussian_head")
 
 
 def _same_class(name: str, method: Method) -> bool:

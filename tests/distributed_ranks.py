@@ -3,11 +3,11 @@
 import importlib
 import multiprocessing
 import os
-from collections.abc import Mapping
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ from bdl_pipe.trajectory.sgd import SGD, SgdConfig
 
 from .cases import CONFIGS
 from .conftest import make_tiny_images
+from .resuming import Killed, Saving
 
 SECTION = {
     "network": {"name": "mlp", "hidden": [16, 8]},
@@ -45,32 +46,6 @@ LEARN = {
 STOP = 7  # the step at which the first attempt of the interrupted run is killed
 
 
-class Stopped(Exception):
-    """Stands for a kill of the fit."""
-
-
-class Listening(Report):
-    """A report that keeps steps and losses; always due; loads ``last``; stops its run at save number ``stop``."""
-
-    def __init__(self, last: State | None = None, stop: int = 0) -> None:
-        self.told: list[tuple[int, float]] = []
-        self.saved, self._last, self._stop = 0, last, stop
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        self.told.append((step, (metrics or {})["loss"]))
-
-    def due(self) -> bool:
-        return True
-
-    def save(self, state: State) -> None:
-        self.saved, self._last = self.saved + 1, state
-        if self.saved == self._stop:
-            raise Stopped
-
-    def load(self) -> State | None:
-        return self._last
-
-
 def trajectory(data: FitData, report: Report, **changes: object) -> State:
     config = read(SgdConfig, SECTION | changes, "methods.sgd")
     return SGD.stages["trajectory"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=report)
@@ -82,17 +57,15 @@ def student(name: str, data: FitData) -> State:
     norm = {"norm": "instance"} if section["network"]["name"] == "convnet" else {}  # batch norm differs on shares
     section = section | {"training": LEARN, "network": section["network"] | norm}
     config = read(METHODS[name].config, section, f"methods.{name}")
-    return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Listening())
+    return METHODS[name].stages["student"].fit_one(data, {}, config, rng=Seed(0).fold("member", 0), report=Saving())
 
 
 def interrupted(data: FitData) -> Report:
     """Return the report of a run in one process that was stopped at step ``STOP``."""
-    report = Listening(stop=STOP)
-    try:
+    report = Saving(stop=STOP)
+    with pytest.raises(Killed):
         trajectory(data, report)
-    except Stopped:
-        return report
-    raise AssertionError("it was not stopped")
+    return report
 
 
 def run_all(size: int, port: int, folder: str) -> None:
@@ -120,17 +93,17 @@ def run(rank: int, size: int, port: int, folder: str) -> None:
 
 
 def _findings(rank: int) -> dict[str, Any]:
-    data, report = make_tiny_images(), Listening()
+    data, report = make_tiny_images(), Saving()
     found: dict[str, Any] = {"world": distributed.world(), "shard": distributed.shard(torch.arange(6))}
     found["tensors"] = trajectory(data, report).tensors
     found |= {"told": report.told, "saved": report.saved}
     last = interrupted_alone(data) if rank == 0 else None  # only rank 0 has the checkpoint
-    found["resumed"] = trajectory(data, Listening(last)).tensors
+    found["resumed"] = trajectory(data, Saving(last)).tensors
     found |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
     found["refused"] = _refusal(data)
     found["students"] = {name: student(name, data).tensors for name in SHARED}
     kept, distributed.average_gradients = distributed.average_gradients, lambda parameters: None
-    found["apart"] = trajectory(data, Listening()).tensors
+    found["apart"] = trajectory(data, Saving()).tensors
     distributed.average_gradients = kept
     return found
 
@@ -167,7 +140,7 @@ def _buffers(rank: int) -> dict[str, Tensor]:
 
 def _refusal(data: FitData) -> str:
     try:
-        trajectory(data, Listening(), batch=33)
+        trajectory(data, Saving(), batch=33)
     except ValueError as error:
         return str(error)
     return ""

@@ -50,6 +50,34 @@ class Watched(Report):
         return None if self.kept is None else from_bytes(self.kept)
 
 
+class Saving(Report):
+    """A report that saves a checkpoint whenever it is asked, and kills the fit at save number ``stop``.
+
+    Attributes:
+        told: step and loss of each report.
+        saved: the number of saves.
+        kept: the last checkpoint, as bytes.
+    """
+
+    def __init__(self, last: State | None = None, stop: int = 0) -> None:
+        self.told, self.saved, self._stop = list[tuple[int, float]](), 0, stop
+        self.kept = None if last is None else to_bytes(last)
+
+    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
+        self.told.append((step, (metrics or {}).get("loss", math.nan)))
+
+    def due(self) -> bool:
+        return True
+
+    def save(self, state: State) -> None:
+        self.saved, self.kept = self.saved + 1, to_bytes(state)
+        if self.saved == self._stop:
+            raise Killed
+
+    def load(self) -> State | None:
+        return None if self.kept is None else from_bytes(self.kept)
+
+
 def killed(fit: Callable[[Report], Any], stop: int | None = None, *, from_step: int | None = None) -> State:
     """Return the checkpoint of a fit that is killed as :class:`Watched` says."""
     report = Watched(stop, from_step=from_step)

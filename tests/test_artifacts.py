@@ -50,16 +50,13 @@ def files(path: Path) -> set[str]:
     return {str(p.relative_to(path)) for p in path.rglob("*")}
 
 
-def test_a_state_reads_back_from_its_files_and_from_bytes(tmp_path: Path) -> None:
+def test_a_state_reads_back_from_its_files_and_from_bytes_and_its_name_may_have_dots(tmp_path: Path) -> None:
     write_state(tmp_path / "x", STATE)
     assert_same(read_state(tmp_path / "x"), STATE)
     assert_same(artifacts.from_bytes(artifacts.to_bytes(STATE)), STATE)
     assert files(tmp_path) == {"x.json", "x.safetensors"}
     # the format's own library reads the file, too
     assert torch.equal(safetensors.torch.load_file(tmp_path / "x.safetensors")["turned"], STATE.tensors["turned"])
-
-
-def test_state_names_with_dots_are_kept_whole(tmp_path: Path) -> None:
     for name in ("run.v1", "run.v2"):
         write_state(tmp_path / name, State(STATE.tensors, {"name": name}))
     assert read_state(tmp_path / "run.v1").config == {"name": "run.v1"}
@@ -89,67 +86,47 @@ def refused(folder: Path, kind: str = "coreset") -> str:
     return str(caught.value)
 
 
-def test_a_folder_without_an_artifact_is_refused(tmp_path: Path) -> None:
-    assert refused(tmp_path / "no") == f"{tmp_path / 'no'}: there is no coreset artifact here (no manifest.json)"
-
-
-@pytest.mark.parametrize("facts", [None, 3, [], {}, {"bytes": 3}, {"sha256": "0"}])
-def test_a_manifest_without_the_facts_of_a_file_is_refused(folder: Path, facts: object) -> None:
-    manifest = json.loads((folder / "manifest.json").read_text())
-    manifest["files"]["0-1.safetensors"] = facts
-    (folder / "manifest.json").write_text(json.dumps(manifest))
-    assert refused(folder).endswith("manifest.json: is damaged: it has no facts of 0-1.safetensors")
-
-
-def test_a_truncated_file_and_a_missing_file_are_refused(folder: Path) -> None:
-    file = folder / "0-1.safetensors"
-    size = file.stat().st_size
-    os.truncate(file, size - 5)
-    assert refused(folder) == f"{file}: is truncated or altered: {size - 5} bytes, not {size}"
+def test_an_artifact_that_is_absent_of_another_kind_altered_truncated_or_incomplete_is_refused(folder: Path) -> None:
+    nothing, manifest, file = folder.parent / "no", folder / "manifest.json", folder / "0-1.safetensors"
+    assert refused(nothing) == f"{nothing}: there is no coreset artifact here (no manifest.json)"
+    assert refused(folder, "teacher") == f"{manifest}: must be a teacher artifact, got 'coreset'"
+    whole, blob = manifest.read_text(), file.read_bytes()
+    manifest.write_text(json.dumps(json.loads(whole) | {"schema": 99}))
+    assert refused(folder) == f"{manifest}: schema version must be 2, got 99; make it again"
+    manifest.write_text(whole)
+    file.write_bytes(blob[:-1] + bytes([blob[-1] ^ 1]))
+    assert refused(folder) == f"{file}: is altered: its SHA-256 differs from manifest.json"
+    load(folder, "coreset", verify=False)  # the size is unchanged: only the hash shows the alteration
+    os.truncate(file, len(blob) - 5)
+    assert refused(folder) == f"{file}: is truncated or altered: {len(blob) - 5} bytes, not {len(blob)}"
     file.unlink()
     assert refused(folder) == f"{file}: is missing"
 
 
-def test_an_altered_file_is_refused_by_its_hash(folder: Path) -> None:
-    file = folder / "0-1.safetensors"
-    blob = bytearray(file.read_bytes())
-    blob[-1] ^= 1
-    file.write_bytes(blob)
-    assert refused(folder) == f"{file}: is altered: its SHA-256 differs from manifest.json"
-    load(folder, "coreset", verify=False)  # the size is unchanged: only the hash shows the alteration
-
-
-@pytest.mark.parametrize("blob", [b"", b'{"schema": 1', b"\xff\xfe", b"[1]", b'{"schema": 1, "kind": "coreset"}'])
-def test_a_damaged_manifest_is_refused(folder: Path, blob: bytes) -> None:
+def test_a_damaged_manifest_is_refused(folder: Path) -> None:
     manifest = folder / "manifest.json"
-    manifest.write_bytes(blob)
-    assert refused(folder).startswith(f"{manifest}: ")
+    whole = json.loads(manifest.read_text())
+    for facts in (None, 3, [], {}, {"bytes": 3}, {"sha256": "0"}):
+        manifest.write_text(json.dumps(whole | {"files": whole["files"] | {"0-1.safetensors": facts}}))
+        assert refused(folder) == f"{manifest}: is damaged: it has no facts of 0-1.safetensors"
+    for blob in (b"", b'{"schema": 1', b"\xff\xfe", b"[1]", b'{"schema": 1, "kind": "coreset"}'):
+        manifest.write_bytes(blob)
+        assert refused(folder).startswith(f"{manifest}: ")
     manifest.unlink()
     manifest.mkdir()
     assert refused(folder).startswith(f"{manifest}: is truncated or not JSON (")
 
 
-def test_another_kind_and_another_schema_version_are_refused(folder: Path) -> None:
-    assert refused(folder, "teacher") == f"{folder / 'manifest.json'}: must be a teacher artifact, got 'coreset'"
-    manifest = json.loads((folder / "manifest.json").read_text())
-    (folder / "manifest.json").write_text(json.dumps(manifest | {"schema": 99}))
-    assert refused(folder) == f"{folder / 'manifest.json'}: schema version must be 2, got 99; make it again"
-
-
-@pytest.mark.parametrize(("name", "blob"), [("x.safetensors", b"123"), ("x.json", b"{"), ("x.json", b"\xff")])
-def test_a_state_with_a_damaged_file_is_refused(tmp_path: Path, name: str, blob: bytes) -> None:
-    write_state(tmp_path / "x", STATE)
-    (tmp_path / name).write_bytes(blob)
-    with pytest.raises(ArtifactError, match=r"x.safetensors: is truncated or not a safetensors"):
-        read_state(tmp_path / "x")
-
-
-@pytest.mark.parametrize("name", ["x.safetensors", "x.json"])
-def test_a_state_with_a_missing_file_is_refused(tmp_path: Path, name: str) -> None:
-    write_state(tmp_path / "x", STATE)
-    (tmp_path / name).unlink()
-    with pytest.raises(ArtifactError, match=rf"{name}: is missing"):
-        read_state(tmp_path / "x")
+def test_a_state_with_a_damaged_or_missing_file_is_refused(tmp_path: Path) -> None:
+    for name, blob in (("x.safetensors", b"123"), ("x.json", b"{"), ("x.json", b"\xff")):
+        write_state(tmp_path / "x", STATE)
+        (tmp_path / name).write_bytes(blob)
+        with pytest.raises(ArtifactError, match=r"x.safetensors: is truncated or not a safetensors"):
+            read_state(tmp_path / "x")
+        write_state(tmp_path / "x", STATE)
+        (tmp_path / name).unlink()
+        with pytest.raises(ArtifactError, match=rf"{name}: is missing"):
+            read_state(tmp_path / "x")
 
 
 def test_every_truncation_of_a_blob_is_refused() -> None:
@@ -190,22 +167,19 @@ def test_other_disk_errors_pass_unchanged_and_without_a_cause(tmp_path: Path) ->
         assert raised.value.__cause__ is None
 
 
-def test_a_full_disk_keeps_the_old_artifact(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {name: (folder / name).read_bytes() for name in files(folder)}
-    full_disk(monkeypatch, 1)
-    with pytest.raises(UserError, match="the disk is full"), publish(folder, "coreset") as place:
-        write_state(place / "0-0", STATE)
-    assert {name: (folder / name).read_bytes() for name in files(folder)} == before
-    assert files(folder.parent) == {"made"} | {f"made/{name}" for name in before}
-
-
-def test_a_full_disk_keeps_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_the_old_file_and_the_old_artifact(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     artifacts.write_bytes(tmp_path / "x", b"old")
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path) if (tmp_path / name).is_file()}
+    there = files(tmp_path)
     full_disk(monkeypatch, 0)
     with pytest.raises(UserError, match=r"x: the disk is full; nothing was written$"):
         artifacts.write_bytes(tmp_path / "x", b"new")
-    assert files(tmp_path) == {"x"}
-    assert (tmp_path / "x").read_bytes() == b"old"
+    full_disk(monkeypatch, 1)
+    with pytest.raises(UserError, match="the disk is full"), publish(folder, "coreset") as place:
+        write_state(place / "0-0", STATE)
+    assert files(tmp_path) == there and {name: (tmp_path / name).read_bytes() for name in before} == before
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
@@ -292,12 +266,10 @@ def test_an_opened_state_reads_only_the_requested_bytes(tmp_path: Path) -> None:
     source.count = 0
     assert torch.equal(stored.rows("w", 41, 42)[0], tensors["w"][41])
     assert source.count == 4000 and 0 <= read - 4000 - 400_000 < 100
-
-
-def test_the_pickle_of_an_opened_state_holds_no_tensor_values(tmp_path: Path) -> None:
     with publish(tmp_path / "made", "trajectory") as place:
-        write_state(place / "0-0", State({"w": torch.zeros(50, 10_000)}))
-    assert len(pickle.dumps(load(tmp_path / "made", "trajectory").open("0-0"))) < 1000
+        write_state(place / "0-0", State(tensors))
+    opened = load(tmp_path / "made", "trajectory").open("0-0")
+    assert len(pickle.dumps(opened)) < 1000, "a pickle holds no values"
 
 
 def test_reading_a_state_that_was_replaced_after_opening_is_refused(folder: Path) -> None:
@@ -323,13 +295,10 @@ def test_reading_a_state_that_was_replaced_after_opening_is_refused(folder: Path
 def test_a_truncated_damaged_or_incomplete_state_is_not_opened(folder: Path) -> None:
     artifact, file = load(folder, "coreset"), folder / "0-0.safetensors"
     whole = file.read_bytes()
-    for size in range(len(whole)):
-        file.write_bytes(whole[:size])
+    for blob in [*(whole[:size] for size in range(len(whole))), b"\xff" * 80]:
+        file.write_bytes(blob)
         with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: is truncated"):
             artifact.open("0-0")
-    file.write_bytes(b"\xff" * 80)
-    with pytest.raises(ArtifactError, match=r"^.*0-0\.safetensors: is truncated"):
-        artifact.open("0-0")
     for name, text in (("0-1.json", "{"), ("0-1.safetensors", None), ("0-1.json", None)):
         (folder / name).write_text(text) if text else (folder / name).unlink()
         with pytest.raises(ArtifactError, match=rf"^.*{name}: is "):

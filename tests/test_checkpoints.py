@@ -72,8 +72,7 @@ def test_a_silent_report_keeps_no_checkpoint() -> None:
     silent = Silent()
     silent(1, 2, {"loss": 1.0})
     silent.save(State({"a": torch.arange(5)}, {"step": 3}))
-    assert silent.load() is None
-    assert not silent.due()
+    assert silent.load() is None and not silent.due()
 
 
 def test_a_display_without_a_terminal_prints_a_line_only_after_an_interval(

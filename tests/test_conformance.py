@@ -1,6 +1,8 @@
 """Every registered method, in every stage, on every task, through the protocol on tiny data."""
 
+import dataclasses
 import functools
+import re
 import warnings
 from collections.abc import Collection, Iterator, Mapping
 from itertools import product
@@ -32,6 +34,7 @@ from pipeline.export.torch_program import CLOSE, trace
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table
+from tests.refusals import refusal, refused
 from tests.resuming import Killed, Watched, same_bits
 from tests.threads import at_once
 
@@ -127,13 +130,9 @@ def test_a_fit_that_draws_nothing_does_not_depend_on_the_seed(case: Case) -> Non
 
 
 @all_cases
-def test_a_fit_reports_its_steps(case: Case) -> None:
-    assert undisturbed(case, 0)[1].seen
-
-
-@all_cases
 def test_a_fit_and_a_prediction_change_nothing_in_the_process(case: Case) -> None:
     """Other threads read it: layers that torch initialised drew from the generator of the user's code and of masks."""
+    assert undisturbed(case, 0)[1].seen, "a fit reports its steps"
     assert undisturbed(case, 0)[2] == []
     if case.kind == "student":
         before = process()
@@ -327,6 +326,18 @@ def test_unknown_keys_are_refused(method: Method) -> None:
             read(method.config, section, f"methods.{method.name}")
 
 
+RULES = {key: rule for rule, keys in refused("numbers").items() for key in keys.split()}
+
+
+def whole(config: Any) -> Any:
+    """Return a config as a section with all of its keys, also those with a default."""
+    if dataclasses.is_dataclass(config):
+        return {field.name: whole(getattr(config, field.name)) for field in dataclasses.fields(config)}
+    if isinstance(config, Mapping):
+        return {key: whole(value) for key, value in config.items()}
+    return list(map(whole, config)) if isinstance(config, tuple) else config
+
+
 def numbers(section: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
     """Yield the path of each number in nested sections."""
     for key, value in section.items():
@@ -343,24 +354,30 @@ def with_number(section: Mapping[str, Any], path: tuple[str, ...], number: int) 
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)
-def test_no_number_may_be_negative_and_zero_is_as_its_rule_says(method: Method) -> None:
-    """Each number of each method's smallest config: the rule in the error for -1 tells whether 0 is accepted."""
+def test_each_number_of_a_config_is_refused_by_the_rule_of_its_key(method: Method) -> None:
+    """Each number of each method's smallest config, and each default: -1 is refused, 0, 1 and 2 as the rule says."""
+    wrong = []
     for task in method.tasks:
-        section = CONFIGS[method.name, task]
+        section = whole(read(method.config, CONFIGS[method.name, task], method.name))
         for path in numbers(section):
-            with pytest.raises(ConfigError) as caught:
-                read(method.config, with_number(section, path, -1), method.name)
-            try:
-                read(method.config, with_number(section, path, 0), method.name)
-                accepts_zero = True
-            except ConfigError:
-                accepts_zero = False
-            key, _, rule = str(caught.value).partition(", got ")[0].partition(" must be ")
-            by_rule = rule.startswith((">= 0", "in [0", "0 or")) or ", 0 or" in rule
-            if key.endswith(path[-1]):
-                assert accepts_zero == by_rule, (path, str(caught.value))
-            else:  # a number of steps is in the rule of the burn-in
-                assert key.endswith("thinning.burn_in") and not accepts_zero, (path, str(caught.value))
+            said = [refusal(read, method.config, with_number(section, path, n), method.name) for n in (-1, 0, 1, 2)]
+            if (method.name, path[-1]) == ("ensemble_u", "sd_max"):
+                continue  # its weights have no deviations
+            key, _, rule = said[0].partition(", got ")[0].partition(" must be ")
+            rule = re.sub(r" \([\d.e-]+\)", "", re.sub(r"\[0, -?\d+\), the", "[0, n), the", rule))
+            if path[-2:] == ("thinning", "steps"):  # it is in the rule of the burn-in
+                right = key.endswith("thinning.burn_in") and said[1] != "accepted"
+            else:
+                places = (f"{method.name}.{path[-1]}", ".".join(path[-2:]), path[-1])
+                right = rule == next((RULES[place] for place in places if place in RULES), "")
+                right &= key.endswith(path[-1]) and said[0].startswith("ConfigError")
+                by_rule = rule.startswith((">= 0", "in [0", "0 or")) or ", 0 or" in rule
+                right &= (said[1] == "accepted") == by_rule
+                if rule.startswith(("> 1", "in (0, 1", "in [0, 1")):
+                    right &= (said[2] == "accepted") == rule.startswith("in (0, 1]")
+                    right &= not (rule.startswith("in") and said[3] == "accepted")
+            wrong += [] if right else [(path, said)]
+    assert wrong == []
 
 
 @pytest.mark.parametrize("method", METHODS.values(), ids=lambda m: m.name)

@@ -1,6 +1,7 @@
 """Distances to a reference: closed forms, SciPy's quadrature, and the rows that a stored reference belongs to."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -99,15 +100,12 @@ def test_a_reference_is_found_only_for_its_own_rows_and_transform(stored) -> Non
     found = references.find(test, PLAIN)
     assert found is not None and found.noise_variance == 0.1 and found.about["dataset"] == "d"
     assert float((found.draws - reference.draws).abs().max()) < 2e-3  # half precision
-    rounded = Transform("table", PLAIN.mean, PLAIN.std * (1 + 1e-7), shift=PLAIN.shift, scale=PLAIN.scale)
+    rounded = replace(PLAIN, std=PLAIN.std * (1 + 1e-7))
     assert references.find(test, rounded) is not None  # the rounding of another processor
-    assert references.find(Examples(changed(test.inputs), test.targets), PLAIN) is None
-    assert references.find(Examples(test.inputs, changed(test.targets)), PLAIN) is None
-    assert references.find(test.cut(4)[0], PLAIN) is None
-    wider = Transform("table", PLAIN.mean, PLAIN.std, shift=PLAIN.shift, scale=2 * PLAIN.scale)
-    smooth = Transform("table", PLAIN.mean, PLAIN.std, shift=PLAIN.shift, scale=PLAIN.scale, smooth=True)
-    assert references.find(test, wider) is None and references.find(test, smooth) is None
-    assert references.find(test, Transform("table", PLAIN.mean, PLAIN.std)) is None
+    inputs, targets = Examples(changed(test.inputs), test.targets), Examples(test.inputs, changed(test.targets))
+    assert [references.find(rows, PLAIN) for rows in (inputs, targets, test.cut(4)[0])] == [None] * 3
+    for other in ({"scale": 2 * PLAIN.scale}, {"smooth": True}, {"shift": None, "scale": None}):
+        assert references.find(test, replace(PLAIN, **other)) is None, other
 
 
 def test_evaluation_scores_the_distance_in_transformed_units(stored) -> None:

@@ -13,6 +13,7 @@ from bdl_pipe import distributed
 from bdl_pipe.data.fitdata import FitData
 
 from . import distributed_ranks as ranks
+from .resuming import Saving
 
 pytestmark = [pytest.mark.process, pytest.mark.slow]  # all tests share one run of two processes
 
@@ -31,8 +32,8 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alone() -> tuple[dict[str, torch.Tensor], ranks.Listening]:
-    report = ranks.Listening()
+def alone() -> tuple[dict[str, torch.Tensor], Saving]:
+    report = Saving()
     return ranks.trajectory(ranks.make_tiny_images(), report).tensors, report
 
 

@@ -1,5 +1,6 @@
 """The blocks of README and docs/ are run, or read by the program that would run them."""
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -47,11 +48,8 @@ def of(*languages: str) -> list[Any]:
     return [block for block in BLOCKS if block.values[1] in languages]
 
 
-RUN = [
-    b
-    for b in of("python")
-    if not str(b.values[2]).startswith(NOT_RUN) and b.values[0] not in [ROOT / page for page in INSTALLED]
-]
+ELSEWHERE = [ROOT / page for page in INSTALLED]
+RUN = [b for b in of("python") if not str(b.values[2]).startswith(NOT_RUN) and b.values[0] not in ELSEWHERE]
 
 
 def block(marker: str) -> str:
@@ -76,7 +74,8 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, s
     save_file({"raw": torch.rand(100, 1, 28, 28), "labels": torch.rand(100, 10)}, coreset)
     texts = [str(b.values[2]) for b in RUN]
     asked = [text + WITHOUT_PIPELINE for text in texts]
-    return dict(zip(texts, fresh.run_each(asked, folder, IMPORTS, _environment()), strict=True))
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src")}
+    return dict(zip(texts, fresh.run_each(asked, folder, IMPORTS, environment), strict=True))
 
 
 @pytest.mark.process
@@ -88,12 +87,6 @@ def test_a_python_block_runs_without_the_pipeline_and_prints_a_result(
     code, out, error = ran[text]
     assert code == 0, error
     assert re.search(r"tensor|Size|\d", out)
-
-
-def _environment() -> dict[str, str]:
-    import os
-
-    return {**os.environ, "PYTHONPATH": str(ROOT / "src")}
 
 
 @pytest.mark.parametrize(("page", "language", "text"), of("sh"))
@@ -134,11 +127,8 @@ def test_a_yaml_block_is_accepted_as_params_or_as_a_machine_file(
     assert set(shown.get("datasets", {})) <= set(params.datasets)
 
 
-def test_the_readme_has_at_most_8_kib() -> None:
+def test_the_readme_has_at_most_8_kib_and_every_method_is_in_the_table_of_methods() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 8192
-
-
-def test_every_method_is_in_the_table_of_methods() -> None:
     table = (ROOT / "docs/methods.md").read_text()
     assert [name for name in registry.METHODS if f"`{name}`" not in table] == []
 
@@ -208,10 +198,9 @@ def test_the_run_of_a_trained_module_gives_the_predictions_of_the_module(
     state = run.stage.fit_one(tiny_images, {}, run.config, rng=Seed(0), report=Silent())
     inputs, _ = tiny_images.tensors("validation")
     made = params.run("student", "fashion_small-mine")
-    posterior = posterior_of(
-        made.stage.fit_one(tiny_images, {"trajectory": [state]}, made.config, rng=Seed(0), report=Silent())
-    )
-    torch.testing.assert_close(posterior.predict(inputs, rng=Seed(0)).mean.float(), module(inputs).softmax(-1).detach())
+    last = made.stage.fit_one(tiny_images, {"trajectory": [state]}, made.config, rng=Seed(0), report=Silent())
+    found = posterior_of(last).predict(inputs, rng=Seed(0)).mean.float()
+    torch.testing.assert_close(found, module(inputs).softmax(-1).detach())
 
 
 def test_the_score_of_the_docs_equals_its_formula(plugins_here: None) -> None:

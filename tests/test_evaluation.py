@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,16 +20,18 @@ from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError, Diverged
 from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.evaluation.joint import dyadic_places, nearest_pairs, neighbours, random_pairs
-from bdl_pipe.joint_predictive import GaussianFunctions, Joint, JointCategorical, mean_mixture
+from bdl_pipe.joint_predictive import GaussianFunctions, Joint, JointCategorical
 from bdl_pipe.metrics.joint import GroupLogProbs
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.scores import Quantity
 from bdl_pipe.seeds import Seed
+from tests.refusals import refusal
 
 SETTINGS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500)
 GROUPS = EvaluateConfig(calibration_bins=15, batch=8, joint_pairs=500, joint_groups=40)
 PLAIN = Transform("table", torch.zeros(2), torch.ones(2))
+WIDE = replace(PLAIN, shift=torch.tensor([50.0]), scale=torch.tensor([10.0]))
 
 
 @dataclass(frozen=True)
@@ -120,14 +122,10 @@ def test_scores_of_classes_equal_numpy_and_scikit_learn() -> None:
         "entropy": -(probs * np.log(probs)).sum(1).mean(),
     }
     assert {k: result.metrics[k][0] for k in expected} == pytest.approx(expected, abs=1e-5)
-    names = {"accuracy", "nll", "brier", "ece", "entropy", "mutual_information", "batch_nll", "joint_nll", "joint_gap"}
-    names |= {"joint_draws"}
-    assert set(result.metrics) == names
-    assert {k: n for k, (_, n) in result.metrics.items() if not k.startswith("joint")} == dict.fromkeys(
-        names - {"joint_nll", "joint_gap", "joint_draws"}, 61
-    )
-    assert result.metrics["joint_nll"][1] == 500
-    assert list(result.metrics) == [name for name in metrics.METRICS if name in names]
+    counts = dict.fromkeys([*expected, "ece", "mutual_information", "batch_nll"], 61)
+    counts |= {"joint_nll": 500, "joint_gap": 500, "joint_draws": 1}
+    assert {k: n for k, (_, n) in result.metrics.items()} == counts
+    assert list(result.metrics) == [name for name in metrics.METRICS if name in counts]
 
 
 def test_the_stored_tables_reproduce_the_metrics() -> None:
@@ -210,53 +208,16 @@ def test_joint_scores_of_groups_around_two_anchors_equal_a_sum_by_hand() -> None
     assert found["joint_draws"] == (4, 1)
 
 
-def test_the_exact_belief_has_the_lowest_expected_joint_nll_of_fifty_beliefs() -> None:
-    """At each of 400 places the share of ones is drawn from Beta(2, 2), and 24 labels by this share.
-
-    The joint of a belief Beta(a, b) is in closed form. The exact belief is at most as bad as each of 50, within two
-    standard errors of the paired difference, and better than the far ones by more than three. If a group repeats its
-    anchors' labels instead, a belief in shares near 0 and 1 wins by far.
-    """
-    random = Seed(10).numpy()
-    shares = random.beta(2, 2, size=400).repeat(24)
-    inputs = (10.0 * np.arange(400).repeat(24) + random.uniform(size=len(shares)))[:, None]
-    labels = (random.uniform(size=len(shares)) < shares).astype(int)
-    anchors = random_pairs(len(labels), 2_000, Seed(0))
-    places = dyadic_places(len(labels), 2_000, Seed(0))
-    groups = neighbours(torch.tensor(inputs), anchors, places).numpy()
-    first = places.numpy() == 0
-
-    def nll(rows: np.ndarray, a: float, b: float) -> np.ndarray:
-        total = np.zeros(len(rows))
-        for own in (first, ~first):
-            ones, count = (labels[rows] * own).sum(1), own.sum(1)
-            total -= scipy.special.betaln(a + ones, b + count - ones) - scipy.special.betaln(a, b)
-        return total
-
-    beliefs = [(a, b) for a in (0.2, 0.5, 1, 1.5, 2.5, 4, 10) for b in (0.2, 0.5, 1, 1.5, 2.5, 4, 10)] + [(40, 40)]
-    exact, repeated = nll(groups, 2, 2), anchors.gather(1, places).numpy()
-    for belief in beliefs:
-        worse = nll(groups, *belief) - exact
-        error = worse.std() / math.sqrt(len(worse))
-        assert worse.mean() > -2 * error, belief
-        if max(belief) >= 10 or min(belief) <= 0.2:
-            assert worse.mean() > 3 * error, belief
-    assert nll(repeated, 0.2, 0.2).mean() < nll(repeated, 2, 2).mean() - 1
-
-
-def test_a_joint_score_does_not_depend_on_the_number_of_draws_from_twenty_on() -> None:
-    """500 draws of one belief score as its first 20 do on average, and better if they were mixed all at once."""
-    random = Seed(11).numpy()
-    logits = torch.tensor(random.normal(0, 2, size=(500, 400)))
-    labels = torch.tensor(random.uniform(size=(400, 20)) < 1 / (1 + np.exp(-random.normal(0, 2, size=(400, 1)))))
-    signs = torch.where(labels, 1.0, -1.0).double()
-    terms = torch.nn.functional.logsigmoid(signs[None] * logits[:, :, None]).flatten(1)  # [draw, row]
-    groups = torch.arange(8_000).view(400, 20)
-    few, many = (GroupLogProbs.of_terms(terms[:count], groups).scores(20)[0] for count in (20, 500))
-    assert many.value == pytest.approx(few.value, abs=0.15)
-    assert float(-mean_mixture(terms[:, groups].sum(-1), None).mean()) < many.value - 0.05
-    five = GroupLogProbs.of_terms(terms[:5], groups).scores(20)[0]
-    assert five.value > few.value + 0.3
+def test_a_joint_score_is_the_mean_over_blocks_of_twenty_draws() -> None:
+    """500 draws score as 20 do on average, and would score better if they were mixed all at once; 45 are two blocks."""
+    terms, groups = torch.tensor(Seed(11).numpy().normal(-1, 2, size=(45, 80))), torch.arange(80).view(4, 20)
+    found, _ = GroupLogProbs.of_terms(terms, groups).scores(20)
+    logs = terms[:, groups].sum(-1).numpy()  # [draw, group]
+    blocks = [scipy.special.logsumexp(logs[at : at + 20], axis=0) - math.log(20) for at in (0, 20)]
+    assert found.value == pytest.approx(-np.mean(blocks), rel=1e-12)
+    assert found.value > -np.mean(scipy.special.logsumexp(logs, axis=0) - math.log(45)) + 0.1
+    few, _ = GroupLogProbs.of_terms(terms[:5], groups).scores(20)
+    assert few.value == pytest.approx(-np.mean(scipy.special.logsumexp(logs[:5], axis=0) - math.log(5)), rel=1e-12)
 
 
 def test_a_gaussian_over_functions_is_scored_by_its_functions_and_not_as_a_product() -> None:
@@ -278,30 +239,23 @@ def test_joint_scores_of_regression_are_of_neighbours_in_original_units() -> Non
     """Against the dense normal law of each group; one draw has no gap."""
     random = Seed(8).numpy()
     inputs, targets = random.normal(size=(30, 2)), 50 + 10 * random.normal(size=(30, 1))
-    transform = Transform(
-        "table", torch.zeros(2), torch.ones(2), shift=torch.tensor([50.0]), scale=torch.tensor([10.0])
-    )
     split, mean = Examples(inputs, targets), torch.tensor(random.normal(size=(1, 2, 1)))
-    found = evaluation.score_clean(Predictor(Functions(mean, gaussian=True), transform), split, GROUPS, Seed(0)).metrics
+    found = evaluation.score_clean(Predictor(Functions(mean, gaussian=True), WIDE), split, GROUPS, Seed(0)).metrics
     assert [name for name in found if "joint" in name] == [*JOINT, "joint_draws"] and found["joint_draws"] == (0, 1)
     rows = neighbours(torch.tensor(inputs), random_pairs(30, 500, Seed(0))[:40], dyadic_places(30, 40, Seed(0))).numpy()
     x, z = inputs[rows], (targets[rows, 0] - 50) / 10
     covariance = x @ x.transpose(0, 2, 1) + 0.3 * np.eye(20)
     for size in (2, 5, 20):
-        logs = [
-            scipy.stats.multivariate_normal((a @ mean[0].numpy())[:size, 0], c[:size, :size]).logpdf(y[:size])
-            for a, c, y in zip(x, covariance, z, strict=True)
-        ]
-        expected = -np.mean(logs) + size * math.log(10)
+        laws = (
+            scipy.stats.multivariate_normal((a @ mean[0].numpy())[:size, 0], c[:size, :size])
+            for a, c in zip(x, covariance, strict=True)
+        )
+        expected = size * math.log(10) - np.mean([law.logpdf(y[:size]) for law, y in zip(laws, z, strict=True)])
         assert found[f"joint_nll_{size}"] == (pytest.approx(expected, rel=1e-5), 40)
-    drawn, nine = Predictor(Linear(mean, gaussian=True), transform), Examples(inputs[:9], targets[:9])
-    assert evaluation.score_clean(drawn, split, GROUPS, Seed(0)).metrics["joint_gap_20"][0] == pytest.approx(
-        0, abs=1e-12
-    )
-    few = evaluation.score_clean(drawn, nine, GROUPS, Seed(0)).metrics
-    assert [name for name in few if "joint" in name] == [*JOINT[:4], "joint_draws"], (
-        "twenty neighbours of nine rows do not exist"
-    )
+    drawn, nine = Predictor(Linear(mean, gaussian=True), WIDE), Examples(inputs[:9], targets[:9])
+    whole, few = (evaluation.score_clean(drawn, rows, GROUPS, Seed(0)).metrics for rows in (split, nine))
+    assert whole["joint_gap_20"][0] == pytest.approx(0, abs=1e-12)
+    assert [name for name in few if "joint" in name] == [*JOINT[:4], "joint_draws"], "nine rows have no 20 neighbours"
 
 
 @pytest.mark.parametrize("gaussian", [True, False])
@@ -309,14 +263,10 @@ def test_the_own_joint_of_a_posterior_by_draws_has_the_scores_of_the_draws(gauss
     random = Seed(8).numpy()
     weights, inputs = torch.tensor(random.normal(size=(4, 2, 3))), random.normal(size=(30, 2))
     targets = random.normal(size=(30, 3)) if gaussian else random.integers(3, size=30)
-    posteriors = (kind(weights, gaussian) for kind in (Shared, Linear))
-    found, expected = (
-        evaluation.score_clean(Predictor(one, PLAIN), Examples(inputs, targets), GROUPS, Seed(0)).metrics
-        for one in posteriors
-    )
-    assert {k: found[k] for k in JOINT} == {
-        k: (pytest.approx(v, abs=1e-5), n) for k, (v, n) in expected.items() if k in JOINT
-    }
+    fits, rows = [Predictor(kind(weights, gaussian), PLAIN) for kind in (Shared, Linear)], Examples(inputs, targets)
+    found, expected = (evaluation.score_clean(fitted, rows, GROUPS, Seed(0)).metrics for fitted in fits)
+    for name in JOINT:
+        assert found[name] == (pytest.approx(expected[name][0], abs=1e-5), expected[name][1])
 
 
 def test_neighbours_are_the_nearest_rows_that_are_not_yet_taken() -> None:
@@ -335,32 +285,26 @@ def test_neighbours_are_the_nearest_rows_that_are_not_yet_taken() -> None:
         neighbours(inputs, anchors, torch.zeros(2, 13, dtype=torch.long))
 
 
-def test_the_probability_of_the_same_class_along_a_line_is_known_at_its_ends() -> None:
-    """Two draws that are sure of different classes at the line's beginning, one input twice, and uniform at its end."""
-    weights = torch.tensor([[[9.0, 0, 0], [0, 0, 0]], [[0, 9.0, 0], [0, 0, 0]]]).double()
-    first, second = torch.tensor([1.0, 0.0]).double(), torch.tensor([0.0, 1.0]).double()
-    found = evaluation.same_class_along(Linear(weights), first, second, steps=5, rng=Seed(0)).to_pydict()
-    assert found["share"] == [0, 0.25, 0.5, 0.75, 1]
-    assert found["joint"][0] == pytest.approx(1, abs=1e-3) and found["product"][0] == pytest.approx(0.5, abs=1e-3)
-    assert found["joint"][-1] == pytest.approx(1 / 3) and found["product"][-1] == pytest.approx(1 / 3)
-    with pytest.raises(ConfigError, match=r"^steps must be > 1, got 1$"):
-        evaluation.same_class_along(Linear(weights), first, second, steps=1, rng=Seed(0))
-    with pytest.raises(DataError, match=r"^second must have the shape of first, \(2,\), got \(1,\)$"):
-        evaluation.same_class_along(Linear(weights), first, second[:1], steps=3, rng=Seed(0))
-    with pytest.raises(DataError, match=r"^the posterior must be one of classes, got one of regression$"):
-        evaluation.same_class_along(Linear(weights, gaussian=True), first, second, steps=3, rng=Seed(0))
-
-
-def test_the_anchor_may_be_anywhere_on_the_line() -> None:
-    """Against a sum over draws and classes, at the middle and at a place between two steps."""
+def test_the_probability_of_the_same_class_along_a_line_equals_a_sum_over_draws_and_classes() -> None:
+    """The one input is at the line's beginning, at its middle, or between two steps."""
     fitted, split, _ = classes(draws=4)
     first, second = torch.tensor(split.inputs[:2])
-    for anchor in (0.5, 0.3):
-        found = evaluation.same_class_along(fitted.posterior, first, second, steps=5, rng=Seed(0), anchor=anchor)
-        at = first + torch.linspace(0, 1, 5).double()[:, None] * (second - first)
-        expected = enumerated(fitted, np.tile((first + anchor * (second - first)).numpy(), (5, 1)), at.numpy())
+    at = first + torch.linspace(0, 1, 5).double()[:, None] * (second - first)
+    for options in ({}, {"anchor": 0.5}, {"anchor": 0.3}):
+        found = evaluation.same_class_along(fitted.posterior, first, second, steps=5, rng=Seed(0), **options)
+        one = (first + options.get("anchor", 0.0) * (second - first)).numpy()
+        expected = enumerated(fitted, np.tile(one, (5, 1)), at.numpy())
+        assert found["share"].to_pylist() == [0, 0.25, 0.5, 0.75, 1]
         np.testing.assert_allclose(found["joint"], expected[0], rtol=1e-6)
         np.testing.assert_allclose(found["product"], expected[1], rtol=1e-6)
+    wrong: list[tuple[Any, Tensor, int, str]] = [
+        (fitted.posterior, second, 1, "ConfigError: steps must be > 1, got 1"),
+        (fitted.posterior, second[:1], 3, "DataError: second must have the shape of first, (2,), got (1,)"),
+        (Linear(torch.ones(2, 2, 3).double(), gaussian=True), second, 3,
+         "DataError: the posterior must be one of classes, got one of regression"),
+    ]  # fmt: skip
+    for posterior, other, steps, message in wrong:
+        assert refusal(evaluation.same_class_along, posterior, first, other, steps=steps, rng=Seed(0)) == message
 
 
 def enumerated(fitted: Predictor, one: np.ndarray, other: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -376,9 +320,8 @@ def test_pairs_are_the_nearest_rows_of_different_classes() -> None:
     inputs, targets = random.normal(size=(30, 2, 2)), random.integers(3, size=30)
     inputs[8], targets[8] = inputs[3], (targets[3] + 1) % 3
     flat, expected, taken = inputs.reshape(30, -1), list[tuple[int, int]](), set[int]()
-    by_distance = sorted(
-        (float(np.linalg.norm(flat[a] - flat[b])), a, b) for a, b in itertools.combinations(range(30), 2)
-    )
+    pairs = itertools.combinations(range(30), 2)
+    by_distance = sorted((float(np.linalg.norm(flat[a] - flat[b])), a, b) for a, b in pairs)
     for distance, a, b in by_distance:
         if distance > 0 and targets[a] != targets[b] and not {a, b} & taken:
             expected.append((a, b))
@@ -417,11 +360,8 @@ def test_the_same_class_line_is_the_mean_over_pairs() -> None:
     alone = evaluation.score_clean(one, Examples(inputs, targets), GROUPS, Seed(0)).line
     assert alone is not None
     np.testing.assert_allclose(alone["joint"], alone["product"], rtol=1e-12)
-    with_functions = evaluation.score_clean(
-        Predictor(Shared(weights), fitted.transform), Examples(inputs, targets), GROUPS, Seed(0)
-    )
-    assert with_functions.line == result.line
-    changed = np.roll(targets, 1)
+    own, rows, changed = Predictor(Shared(weights), fitted.transform), Examples(inputs, targets), np.roll(targets, 1)
+    assert evaluation.score_clean(own, rows, GROUPS, Seed(0)).line == result.line
     assert evaluation.score_clean(fitted, Examples(inputs, changed), GROUPS, Seed(0)).line != result.line
 
 
@@ -429,11 +369,8 @@ def test_no_same_class_line_exists_without_groups_pairs_or_classes() -> None:
     fitted, split, _ = classes(draws=4)
     one_class, regression = Examples(split.inputs, 0 * split.targets), Examples(split.inputs, split.inputs[:, :1])
     gaussian = Predictor(Linear(torch.ones(2, 2, 1).double(), gaussian=True), PLAIN)
-    for posterior, rows, how in (
-        (fitted, split, SETTINGS),
-        (fitted, one_class, GROUPS),
-        (gaussian, regression, GROUPS),
-    ):
+    asked = [(fitted, split, SETTINGS), (fitted, one_class, GROUPS), (gaussian, regression, GROUPS)]
+    for posterior, rows, how in asked:
         without = evaluation.score_clean(posterior, rows, how, Seed(0))
         assert without.line is None and "same_class" not in without.tables
 
@@ -492,11 +429,7 @@ def test_regression_is_scored_in_original_units() -> None:
     random = Seed(8).numpy()
     inputs, weights = random.normal(size=(30, 2)), random.normal(size=(3, 2, 1))
     targets = 50 + 10 * random.normal(size=(30, 1))
-    shift, scale = torch.tensor([50.0]), torch.tensor([10.0])
-    fitted = Predictor(
-        Linear(torch.tensor(weights), gaussian=True),
-        Transform("table", torch.zeros(2), torch.ones(2), shift=shift, scale=scale),
-    )
+    fitted = Predictor(Linear(torch.tensor(weights), gaussian=True), WIDE)
     result = evaluation.score_clean(fitted, Examples(inputs, targets), SETTINGS, Seed(0))
     draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
     density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
@@ -555,7 +488,7 @@ def test_noise_ratio_is_of_the_likelihood_and_not_of_the_predictive_variance() -
     """One variance where draws disagree and beside exact functions, although the predictive variance varies."""
     random = Seed(9).numpy()
     inputs, weights = random.normal(size=(30, 2)), torch.tensor(random.normal(size=(3, 2, 1)))
-    logs = Transform("table", torch.zeros(2), torch.ones(2), shift=torch.ones(1), scale=torch.ones(1), log=True)
+    logs = replace(PLAIN, shift=torch.ones(1), scale=torch.ones(1), log=True)
     x = torch.tensor(inputs).float()
     spread = float((x[:, 0].max() - x[:, 0].min()).exp())
     expected = {Linear: 1.0, Closed: 1.0, Noisy: spread, OwnLikelihood: spread}
@@ -584,14 +517,12 @@ def test_predictions_that_are_not_finite_are_refused() -> None:
         evaluation.score_clean(broken, split, SETTINGS, Seed(0))
 
 
-@pytest.mark.parametrize(
-    ("key", "value"), [("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1), ("joint_groups", 10_001)]
-)
-def test_the_error_names_a_setting_that_is_out_of_range(key: str, value: int) -> None:
+def test_the_error_names_a_setting_that_is_out_of_range() -> None:
     section = {"calibration_bins": 15, "batch": 1000, "joint_pairs": 10_000}
     assert config.read(EvaluateConfig, section, "evaluate").batch == 1000
-    with pytest.raises(ConfigError, match=rf"^evaluate\.{key} must be .* got {value}$"):
-        config.read(EvaluateConfig, section | {key: value}, "evaluate")
+    for key, value in (("calibration_bins", 0), ("batch", 0), ("joint_pairs", -1), ("joint_groups", 10_001)):
+        with pytest.raises(ConfigError, match=rf"^evaluate\.{key} must be .* got {value}$"):
+            config.read(EvaluateConfig, section | {key: value}, "evaluate")
 
 
 def test_score_all_names_each_score_by_its_quantity() -> None:
@@ -603,11 +534,8 @@ def test_score_all_names_each_score_by_its_quantity() -> None:
     shifted = evaluation.score_classification(fitted, other, SETTINGS, Seed(0))
     by_score = evaluation.score_ood(fitted, other.inputs, clean.in_distribution_scores, SETTINGS, Seed(0))
     expected = {Quantity(metric): figure for metric, figure in clean.metrics.items()}
-    expected |= {
-        Quantity(metric, "ood", "o", score=score): figure
-        for score, figures in by_score.items()
-        for metric, figure in figures.items()
-    }
+    for score, figures in by_score.items():
+        expected |= {Quantity(metric, "ood", "o", score=score): figure for metric, figure in figures.items()}
     expected |= {Quantity(metric, "transfer", "t"): figure for metric, figure in shifted.items()}
     assert {of: figure for of, figure in found.items() if of.set != "cost"} == expected
     costs = {of.metric for of in found if of.set == "cost"}

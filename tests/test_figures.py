@@ -12,15 +12,8 @@ from bdl_pipe.drawing import Drawing, Mark
 from bdl_pipe.figures import Curve, Priced
 from bdl_pipe.scores import Estimate
 
-BINS = pd.DataFrame(
-    {
-        "lower": [0.0, 0.5],
-        "upper": [0.5, 1.0],
-        "count": [25, 75],
-        "confidence": [0.4, 0.9],
-        "accuracy": [0.2, 0.8],
-    }
-)
+ENDS = {"lower": [0.0, 0.5], "upper": [0.5, 1.0]}
+BINS = pd.DataFrame({**ENDS, "count": [25, 75], "confidence": [0.4, 0.9], "accuracy": [0.2, 0.8]})
 
 
 def priced(name: str, nll: float, **costs: float) -> Priced:
@@ -59,9 +52,8 @@ def test_a_same_class_figure_has_a_plot_for_each_method_and_labels_each_column()
         assert low <= -0.02 and high >= 0.15, "a part of a line is outside"
         assert axes.xaxis.get_tick_params()["labelbottom"] == (k >= 2)
     assert [axes.axison for axes in plots] == [True] * 9 + [False] * 5
-    assert drawing.alt.startswith(
-        "P(Y₁ = Y₂) of the middle twice, by the joint and by the product: method 0 0.600 and 0.450,"
-    )
+    twice = "P(Y₁ = Y₂) of the middle twice, by the joint and by the product"
+    assert drawing.alt.startswith(f"{twice}: method 0 0.600 and 0.450,")
     assert len(figures.same_class([figures.Series("gp", Mark(), points)]).figure.axes) == 1
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from bdl_pipe import config, fitting
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.fitting import retried
@@ -15,6 +15,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from tests.cases import CONFIGS
+from tests.resuming import Killed, Saving
 
 
 def sgld(step: float) -> Any:
@@ -27,27 +28,6 @@ def chain(step: float, data: FitData, report: Report) -> State:
     fit = METHODS["sgmcmc"].stages["teacher"].fit_one
     (state,) = retried(lambda config, attempt: [fit(data, {}, config, rng=Seed(0), report=attempt)], sgld(step), report)
     return state
-
-
-class Kept(Report):
-    """A report that keeps each checkpoint, and kills the fit at save number ``deaths``."""
-
-    def __init__(self, deaths: int = 0) -> None:
-        self.deaths, self.saves, self.blob = deaths, 0, b""
-
-    def __call__(self, step: int, total: int, metrics: Any = None) -> None:
-        pass
-
-    def due(self) -> bool:
-        return True
-
-    def save(self, state: State) -> None:
-        self.blob, self.saves = to_bytes(state), self.saves + 1
-        if self.saves == self.deaths:
-            raise KeyboardInterrupt
-
-    def load(self) -> State | None:
-        return from_bytes(self.blob) if self.blob else None
 
 
 def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
@@ -65,15 +45,15 @@ def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, Fit
 
 def test_a_killed_retry_continues_with_the_same_bits(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
-    undisturbed = chain(0.01, data, whole := Kept())
-    report = Kept(deaths=whole.saves - 1)
-    with pytest.raises(KeyboardInterrupt):
+    undisturbed = chain(0.01, data, whole := Saving())
+    report = Saving(stop=whole.saved - 1)
+    with pytest.raises(Killed):
         chain(0.01, data, report)
-    assert report.load().config["attempt"] >= 1  # type: ignore[union-attr]
-    again = Kept()
-    again.blob = report.blob
+    last = report.load()
+    assert last is not None and last.config["attempt"] >= 1
+    again = Saving(last)
     assert to_bytes(chain(0.01, data, again)) == to_bytes(undisturbed)
-    assert again.saves < whole.saves
+    assert again.saved < whole.saved
 
 
 def test_a_slower_config_has_every_rate_halved_and_nothing_else_changed() -> None:
@@ -106,26 +86,21 @@ def test_each_seed_takes_its_share_of_the_inputs_and_has_its_own_address() -> No
     assert [fit.name for fit in fits] == ["2-0", "2-1", "2-2"]
 
 
-@pytest.mark.parametrize(
-    ("seeds", "shape", "kind", "sizes"),
-    [
-        (12, (4,), "trajectory", [10, 2]),
-        (11, (4,), "trajectory", [10, 1]),
-        (2, (1, 8, 8), "trajectory", [1, 1]),  # images
-        (2, (4,), "student", [1, 1]),  # posteriors may have different shapes
-    ],
-)
-def test_the_seeds_of_tables_are_fitted_together(
-    seeds: int, shape: tuple[int, ...], kind: str, sizes: list[int]
-) -> None:
+def test_the_seeds_of_tables_are_fitted_together() -> None:
     class Rows:
-        input_shape = shape
+        input_shape: tuple[int, ...]
 
     def many(data: Any, inputs: Any, config: Any, *, rngs: Any, report: Any) -> list[State]:
         return [state(config * len(rngs)) for _ in rngs]
 
-    one = fitting.SeedFit("data", {kind: []}, Seed(0))
-    calls = fitting.grouped(StageSpec(fit_many=many), 0.5, [one] * seeds, [Rows()] * seeds)  # type: ignore[arg-type,list-item]
-    assert [len(call.seeds) for call in calls] == sizes
-    values = [float(made.tensors["x"]) for call in calls for made in call.states(Silent())]
-    assert values == [0.5 * size for size in sizes for _ in range(size)]
+    for seeds, shape, kind, sizes in (
+        (12, (4,), "trajectory", [10, 2]),
+        (11, (4,), "trajectory", [10, 1]),
+        (2, (1, 8, 8), "trajectory", [1, 1]),  # images
+        (2, (4,), "student", [1, 1]),  # posteriors may have different shapes
+    ):
+        one, Rows.input_shape = fitting.SeedFit("data", {kind: []}, Seed(0)), shape
+        calls = fitting.grouped(StageSpec(fit_many=many), 0.5, [one] * seeds, [Rows()] * seeds)  # type: ignore[arg-type,list-item]
+        assert [len(call.seeds) for call in calls] == sizes
+        values = [float(made.tensors["x"]) for call in calls for made in call.states(Silent())]
+        assert values == [0.5 * size for size in sizes for _ in range(size)]

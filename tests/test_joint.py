@@ -26,7 +26,6 @@ from bdl_pipe.joint_predictive import (
 )
 from bdl_pipe.joint_regression import JointContinuous, JointInOwnUnits
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
-from bdl_pipe.linear_regression import posterior
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor, joint
 from bdl_pipe.predictive import Gaussian
@@ -63,30 +62,17 @@ def test_a_joint_sums_to_one_over_all_labels_and_equals_the_mixture(classes: Joi
     np.testing.assert_allclose(classes.marginal_same_class(), (probs.mean(0).prod(1)).sum(-1), rtol=1e-12)
 
 
-def test_draws_that_the_rows_do_not_share_give_another_joint(classes: JointCategorical) -> None:
-    """The wrong variant: each row has draws of its own, here the same draws in another order."""
+def test_the_chain_is_the_joint_of_the_first_inputs_and_one_draw_is_a_product(classes: JointCategorical) -> None:
     labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
-    apart = torch.stack([classes.draw_log_probs[:, :, i].roll(i, 0) for i in range(3)], 2)
-    wrong = JointCategorical(apart)
-    torch.testing.assert_close(wrong.marginal_log_prob(labels), classes.marginal_log_prob(labels))
-    assert (wrong.log_prob(labels) - classes.log_prob(labels)).abs().min() > 1e-3
-
-
-def test_one_input_has_no_gap_and_one_draw_is_a_product(classes: JointCategorical) -> None:
-    labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
+    for rows in (1, 2, 3):
+        first = JointCategorical(classes.draw_log_probs[:, :, :rows])
+        torch.testing.assert_close(classes.chain_log_prob(labels)[:, rows - 1], first.log_prob(labels[:, :rows]))
     torch.testing.assert_close(classes.chain_log_prob(labels)[:, 0], classes.row_log_prob(labels)[:, 0])
     first = JointCategorical(classes.draw_log_probs[:, :, :1])
     assert torch.equal(first.gap(labels[:, :1]), torch.zeros(2, dtype=torch.float64))
     one = JointCategorical(classes.draw_log_probs[:1])
     assert one.is_product and not classes.is_product
     assert one.gap(labels).abs().max() < 1e-12
-
-
-def test_the_chain_is_the_joint_of_the_first_inputs(classes: JointCategorical) -> None:
-    labels = torch.tensor([[0, 1, 2], [1, 1, 0]])
-    for rows in (1, 2, 3):
-        first = JointCategorical(classes.draw_log_probs[:, :, :rows])
-        torch.testing.assert_close(classes.chain_log_prob(labels)[:, rows - 1], first.log_prob(labels[:, :rows]))
 
 
 def gaussians() -> tuple[JointGaussian, Tensor, Tensor]:
@@ -155,16 +141,11 @@ def test_the_functions_of_a_variational_layer_have_the_dense_covariance(form: st
     found, targets = regression.functions(features), draw(2, 2, 4, 2)
     noise = regression.noise_covariance.diagonal()
     joint_density = found.joint(None, draws=1, rng=Seed(0)).log_prob(targets).detach()
-    for group in range(2):
-        phi = features[group]
-        expected = sum(
-            dense_log_prob(
-                (phi @ regression.mean[k]).detach(),
-                (phi @ dense @ phi.T + noise[k] * torch.eye(4).double()).detach(),
-                targets[group, :, k],
-            )
-            for k in range(2)
-        )
+    eye = torch.eye(4).double()
+    for group, phi in enumerate(features):
+        mean, inside = (phi @ regression.mean.mT).detach(), (phi @ dense @ phi.T).detach()
+        whole = [inside + variance.detach() * eye for variance in noise]
+        expected = sum(dense_log_prob(mean[:, k], whole[k], targets[group, :, k]) for k in range(2))
         assert float(joint_density[group]) == pytest.approx(expected, rel=1e-9)
     single = found.joint(None, draws=1, rng=Seed(0)).row_log_prob(targets)
     expected_rows = regression.predict(features.flatten(0, 1)).log_prob(targets.flatten(0, 1))
@@ -215,16 +196,6 @@ def test_one_input_twice_under_a_discriminative_layer_equals_the_integral() -> N
     assert float(wrong.same_class()) == pytest.approx(product, abs=0.012)
 
 
-def test_two_rows_of_class_logits_are_drawn_with_their_covariance() -> None:
-    root = draw(4, 2, 3, 2, 2, 2)  # [draw, group, output, row, row]
-    functions = GaussianFunctions(draw(5, 2, 3, 2, 2), root @ root.mT, torch.zeros(2, 2).double(), classes=True)
-    values = functions.sample(40_000, Seed(0)).unflatten(0, (-1, 2))  # [each, draw, group, row, output]
-    error = values - functions.mean
-    found = torch.einsum("edgro,edgso->dgors", error, error) / len(values)
-    torch.testing.assert_close(found, functions.covariance, atol=0.25, rtol=0.1)
-    torch.testing.assert_close(values.mean(0), functions.mean, atol=0.1, rtol=0)
-
-
 @pytest.mark.parametrize("rows", [3, 9])
 def test_the_functions_of_a_coreset_head_have_the_covariance_of_the_head(rows: int) -> None:
     """In the dual form and in the primal form."""
@@ -238,25 +209,6 @@ def test_the_functions_of_a_coreset_head_have_the_covariance_of_the_head(rows: i
     torch.testing.assert_close(found.covariance[0, :, 0].diagonal(dim1=-2, dim2=-1).flatten(), variance)
 
 
-def test_an_exact_layer_equals_the_dense_posterior_and_the_closed_form_gap() -> None:
-    phi, y, new, targets = draw(1, 8, 3), draw(2, 8, 1), draw(3, 2, 4, 3), draw(4, 2, 4, 1)
-    q = posterior(phi, y, 2.0, 0.3)
-    precision = phi.T @ phi / 0.3 + torch.eye(3).double() / 2.0
-    mean, inverse = torch.linalg.solve(precision, phi.T @ y / 0.3), torch.linalg.inv(precision)
-    found = q.functions(new).joint(None, draws=1, rng=Seed(0)).log_prob(targets)
-    for group in range(2):
-        covariance = new[group] @ inverse @ new[group].T + 0.3 * torch.eye(4).double()
-        expected = dense_log_prob(new[group] @ mean[:, 0], covariance, targets[group, :, 0])
-        assert float(found[group]) == pytest.approx(expected, rel=1e-9)
-    row = new[:1, :1]
-    variance = float(row[0] @ inverse @ row[0].T)
-    twice = q.functions(row).joint(torch.tensor([[0, 0]]), draws=1, rng=Seed(0))
-    centre = (row[0] @ mean).expand(1, 2, 1)
-    ratio = variance / (variance + 0.3)
-    assert float(twice.gap(centre)) == pytest.approx(-0.5 * math.log(1 - ratio**2), rel=1e-9)
-    assert float(twice.gap(centre)) > 0
-
-
 def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> None:
     """One feature and two classes: the joint, and the marginal of the first row, by quadrature over both means."""
     layer = perturbed(Generative(1, 2, class_counts=[3.0, 5.0]))
@@ -265,8 +217,8 @@ def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> Non
         layer.concentration.fill_(1)
     phi = torch.tensor([[[0.9], [0.7]]]).double()
     found = JointCategorical(layer.drawn_log_probs(phi, 10_000, Seed(0)))
-    moments = zip(layer.mean[:, 0].tolist(), layer.log_std[:, 0].exp().tolist(), strict=True)
-    means = [mean + std * NODES for mean, std in moments]
+    moments = torch.stack([layer.mean[:, 0], layer.log_std[:, 0].exp()], 1).tolist()
+    means = [mean + sd * NODES for mean, sd in moments]
     noise, prior = float(layer.noise_variance.detach()), layer.class_log_probs.numpy()
     weights = WEIGHTS[:, None] * WEIGHTS
     scores = [-((phi.flatten().numpy()[:, None] - m) ** 2) / (2 * noise) + prior[k] for k, m in enumerate(means)]

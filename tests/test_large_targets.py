@@ -42,9 +42,8 @@ class Draws:
         mean = torch.einsum("bf,sfo->sbo", inputs.float(), weights)
         if self.form == "gaussian":
             return Gaussian(mean, 0.3 + mean.square())
-        narrow = (
-            0.2 + torch.rand(*mean.shape, 3 if self.form == "collapsed" else 12, generator=rng.generator()).double()
-        )
+        weights_of_each = 3 if self.form == "collapsed" else 12
+        narrow = 0.2 + torch.rand(*mean.shape, weights_of_each, generator=rng.generator()).double()
         return CollapsedMixture(Collapsed(mean.double(), narrow, torch.full_like(mean, 0.8).double()), 0.1)
 
     def state(self) -> State:
@@ -56,25 +55,20 @@ class Draws:
 
 
 def fitted(form: str, far: float, widened: bool = False) -> Predictor:
-    transform = Transform(
-        "table", torch.zeros(2), torch.ones(2), shift=torch.tensor([far]).double(), scale=torch.tensor([SCALE]).double()
-    )
-    scores = torch.linspace(0, 3, 60).double()
-    return Predictor(
-        Draws(form), transform, recalibration=Recalibration((0.7, 2.0), (0.6, 0.4), scores) if widened else None
-    )
+    shift, scale = (torch.tensor([value]).double() for value in (far, SCALE))
+    transform = Transform("table", torch.zeros(2), torch.ones(2), shift=shift, scale=scale)
+    learnt = Recalibration((0.7, 2.0), (0.6, 0.4), torch.linspace(0, 3, 60).double())
+    return Predictor(Draws(form), transform, recalibration=learnt if widened else None)
 
 
 @pytest.mark.parametrize("form", ["gaussian", "collapsed", "many collapsed"])
 def test_a_shift_of_the_targets_moves_the_predictions_and_no_score(form: str) -> None:
     """All scores equal the scores without the shift, where float32 loses little."""
-    at = {
-        far: score_clean(fitted(form, far, True), Examples(INPUTS, far + NEAR), SETTINGS, Seed(0)) for far in (0, FAR)
-    }
+    rows = {far: Examples(INPUTS, far + NEAR) for far in (0, FAR)}
+    at = {far: score_clean(fitted(form, far, True), rows[far], SETTINGS, Seed(0)) for far in rows}
     near, far = ({name: value for name, (value, _) in result.metrics.items()} for result in at.values())
-    assert {"rmse", "nll", "crps", "coverage_90", "width_90", "nll_before", "crps_before", "width_conformal"} <= set(
-        far
-    )
+    needed = {"rmse", "nll", "crps", "coverage_90", "width_90", "nll_before", "crps_before", "width_conformal"}
+    assert needed <= far.keys()
     for name, value in near.items():
         assert far[name] == pytest.approx(value, **CLOSE), name
     moved = at[FAR].predictions["mean"].to_numpy() - FAR
@@ -115,10 +109,8 @@ def test_logarithms_of_large_targets_keep_their_differences() -> None:
     expected = (mean + variance / 2).exp().mean(0)
     np.testing.assert_allclose(answer.mean.numpy() - FAR, expected.numpy() - FAR, atol=1e-5)
     z = torch.tensor(np.log(targets))
-    density = stats.norm.pdf(z, mean, variance.sqrt()).mean(0)
-    torch.testing.assert_close(
-        answer.log_prob(torch.tensor(targets)), torch.tensor(np.log(density) - z.numpy())[:, 0], atol=1e-6, rtol=0
-    )
+    density = torch.tensor(np.log(stats.norm.pdf(z, mean, variance.sqrt()).mean(0)) - z.numpy())
+    torch.testing.assert_close(answer.log_prob(torch.tensor(targets)), density[:, 0], atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["f8", "i8", "u8", ">i8"])

@@ -97,10 +97,8 @@ def by_hand(posterior: NetworkDraws, draw: int, inputs: Tensor) -> tuple[Tensor,
 @pytest.mark.parametrize("shared", [True, False])
 def test_features_and_logits_are_the_means_over_draws(shared: bool) -> None:
     posterior, inputs = network(3, shared=shared), torch.randn(5, 1, 8, 8, generator=Seed(1).generator())
-    found = last_layer(posterior, inputs, rng=Seed(0))
-    features, logits = (
-        torch.stack(part) for part in zip(*(by_hand(posterior, k, inputs) for k in range(3)), strict=True)
-    )
+    found, of_draws = last_layer(posterior, inputs, rng=Seed(0)), [by_hand(posterior, k, inputs) for k in range(3)]
+    features, logits = (torch.stack(part) for part in zip(*of_draws, strict=True))
     torch.testing.assert_close(found.features, features.mean(0), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(found.logits, logits.mean(0), rtol=1e-5, atol=1e-6)
     assert (found.weight is not None) == shared, "no weight of a layer on features that differ from draw to draw"
@@ -188,18 +186,16 @@ def test_rows_are_stored_only_with_unfamiliar_sets_and_change_no_score(tiny_imag
     auroc = metrics.detection(found["max_softmax"]["test"], found["max_softmax"]["noise"])["auroc"]
     (known_as,) = (v for q, v in after.items() if (q.metric, q.score, q.set) == ("auroc", "max_prob", "ood"))
     assert auroc == pytest.approx(known_as[0], abs=1e-9)
-    _, without = evaluation.score_all(
-        fitted, held.test, SETTINGS, Seed(0), ood={}, transfer={}, train=tiny_images.train
-    )
+    known["ood"] = {}
+    _, without = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known, train=tiny_images.train)
     assert without.unfamiliar is None
 
 
 def test_an_unfamiliar_set_with_the_name_of_a_part_is_refused(tiny_images: FitData) -> None:
     fitted, held = Predictor(network(1, shared=True), tiny_images.transform), sets(tiny_images)
+    others = {"origin": held.others["noise"]}
     with pytest.raises(DataError, match="an unfamiliar set must not have the name origin"):
-        evaluation.stored_rows(
-            fitted, tiny_images.train, held.test, {"origin": held.others["noise"]}, SETTINGS, Seed(0)
-        )
+        evaluation.stored_rows(fitted, tiny_images.train, held.test, others, SETTINGS, Seed(0))
 
 
 def test_features_that_float16_cannot_hold_are_stored_as_float32(tiny_images: FitData) -> None:

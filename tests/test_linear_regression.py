@@ -7,11 +7,9 @@ import pytest
 import scipy.stats
 import torch
 from torch import Tensor
-from torch.func import vmap
 
 from bdl_pipe.errors import DataError
 from bdl_pipe.linear_regression import (
-    LinearPosterior,
     RecursiveLayer,
     best_variances,
     log_marginal_likelihood,
@@ -90,20 +88,6 @@ def test_rows_with_a_noise_of_their_own_are_weighted_rows() -> None:
         np.testing.assert_allclose(predictive.variance[:, 0], total, atol=1e-10)
 
 
-def test_vmap_over_members_equals_members_one_by_one() -> None:
-    features = torch.stack([rows(seed=s)[0] for s in range(3)])
-    targets, noise = rows()[1], torch.tensor([0.1, 0.3, 2.0], dtype=torch.float64)
-
-    def answers(phi: Tensor, variance: Tensor) -> tuple[Tensor, ...]:
-        q: LinearPosterior = posterior(phi, targets, PRIOR, variance)
-        of = q.predict(phi[:4])
-        return log_marginal_likelihood(phi, targets, PRIOR, variance), of.draw_mean, of.draw_variance
-
-    together = vmap(answers)(features, noise)
-    for member in range(3):
-        torch.testing.assert_close(tuple(part[member] for part in together), answers(features[member], noise[member]))
-
-
 def test_gradients_equal_finite_differences() -> None:
     features, targets = rows(8, 4)
     prior, noise = (torch.tensor(v, dtype=torch.float64, requires_grad=True) for v in (PRIOR, NOISE))
@@ -129,17 +113,12 @@ def test_the_fitted_hyperparameters_maximise_the_evidence() -> None:
     assert off.abs().max() > 1e-2
 
 
-def test_pure_noise_gives_a_prior_variance_near_zero() -> None:
+def test_pure_noise_gives_a_prior_variance_near_zero_and_targets_of_nan_or_zero_are_refused() -> None:
     features, targets = rows(50, 3, 1, seed=0)
     outside = targets - features @ torch.linalg.lstsq(features, targets).solution
     prior, noise = best_variances(features, outside)
     assert prior < 1e-6
     assert noise == pytest.approx(float(outside.square().mean()), rel=1e-4)
-
-
-def test_targets_of_nan_or_zero_are_refused() -> None:
-    features, targets = rows()
-    with pytest.raises(DataError, match="must be finite"):
-        best_variances(features, targets * math.nan)
-    with pytest.raises(DataError, match="must not be all zero"):
-        best_variances(features, torch.zeros_like(targets))
+    for factor, message in ((math.nan, "must be finite"), (0, "must not be all zero")):
+        with pytest.raises(DataError, match=message):
+            best_variances(features, targets * factor)

@@ -12,25 +12,14 @@ from benchmarks.pages.coresets import uncommitted
 from website import results
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted((ROOT / "results").rglob("*.md")),
-]
-SOURCES = [
-    *(ROOT / "src").rglob("*.py"),
-    *(ROOT / "benchmarks").rglob("*.py"),
-    *(ROOT / "website").rglob("*.py"),
-    *(ROOT / "params").rglob("*.yaml"),
-]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+PAGES += [page for top in ("docs", "results") for page in sorted((ROOT / top).rglob("*.md"))]
+SOURCES = [path for top in ("src", "benchmarks", "website") for path in (ROOT / top).rglob("*.py")]
+SOURCES += (ROOT / "params").rglob("*.yaml")
 FOLDERS = "benchmarks|cluster|docs|params|pipeline|results|src|stages|tests|website"
 NAMED = re.compile(rf"(?<![\w/.-])((?:{FOLDERS})/[\w./-]*\w\.(?:py|yaml|md|csv|json|svg|png|sh|safetensors))\b")
 MODULE = re.compile(r"(?:-m |`)(benchmarks(?:\.\w+)+)\b")
-MADE_BY_COMMANDS = (
-    "params/data/",
-    "params/tuned/",
-    "params/study/FAMILY-NAME.yaml",
-)  # for a user's own data and searches
+MADE_BY_COMMANDS = ("params/data/", "params/tuned/", "params/study/FAMILY-NAME.yaml")  # for a user's data and searches
 BASE = {ablation.axis: ablation.base for ablation in vbpc_ablations.ABLATIONS}
 
 
@@ -63,18 +52,9 @@ def test_an_effect_over_different_seeds_is_refused() -> None:
         vbpc_ablations.paired(rows, BASE | {"rho": "1000"}, BASE, "nll")
 
 
-@pytest.mark.parametrize(
-    ("ours", "theirs", "said"),
-    [
-        ("+", "+", "found"),
-        ("0", "-", "not found"),
-        ("+", "-", "the other sign"),
-        ("0", "0", "neither"),
-        ("-", "0", "ours alone"),
-    ],
-)
-def test_the_verdict_compares_the_signs_of_both_effects(ours: str, theirs: str, said: str) -> None:
-    assert vbpc_ablations.verdict(ours, theirs) == said
+def test_the_verdict_compares_the_signs_of_both_effects() -> None:
+    of = {"++": "found", "0-": "not found", "+-": "the other sign", "00": "neither", "-0": "ours alone"}
+    assert {signs: vbpc_ablations.verdict(*signs) for signs in of} == of
 
 
 def missing(page: Path) -> list[str]:
@@ -98,9 +78,8 @@ def test_every_file_and_module_that_pages_code_and_params_name_exists(pages: lis
 
 def test_names_of_absent_files_and_modules_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(
-        "[a](gone.md) `results/vbpc/gone.md` (python -m benchmarks.vbpc_law) `params/tuned/mine.yaml` docs/api.md\n"
-    )
+    named = "`results/vbpc/gone.md` (python -m benchmarks.vbpc_law) `params/tuned/mine.yaml` docs/api.md"
+    page.write_text(f"[a](gone.md) {named}\n")
     assert missing(page) == ["gone.md", "results/vbpc/gone.md", "benchmarks.vbpc_law"]
 
 

@@ -24,24 +24,14 @@ def run(key: str, method: str, setting: str = "", nll: tuple[float, ...] = ()) -
 
 def test_each_method_of_the_paper_has_its_runs_and_further_runs_follow() -> None:
     table = papers.load("vbll:table2")
-    runs = [
-        run("a", "ensemble", "x", (2.5, 2.7)),
-        run("b", "ensemble", "y"),
-        run("c", "gp"),
-        run("d", "own", "z", (1.0,)),
-    ]
+    runs = [run("a", "ensemble", "x", (2.5, 2.7)), run("b", "ensemble", "y"), run("c", "gp")]
+    runs += [run("d", "own", "z", (1.0,))]
     comparison = compare(table, "Boston", [*runs, Ours("e", "elsewhere", "ensemble")])
     ours = {line.method: line for line in comparison.lines if line.run}
-    assert {name: line.run for name, line in ours.items()} == {
-        "Ensemble (x)": "a",
-        "Ensemble (y)": "b",
-        "RBF GP": "c",
-        "own": "d",
-    }
-    assert [line.method for line in comparison.lines if not line.method.startswith("Ensemble (")] == [
-        *(name for name in table.figures["Boston"] if name != "Ensemble"),
-        "own",
-    ]
+    expected = {"Ensemble (x)": "a", "Ensemble (y)": "b", "RBF GP": "c", "own": "d"}
+    assert {name: line.run for name, line in ours.items()} == expected
+    others = [name for name in table.figures["Boston"] if name != "Ensemble"]
+    assert [n for n in (line.method for line in comparison.lines) if not n.startswith("Ensemble (")] == [*others, "own"]
     texts = {row[0]: row[1:] for row in comparison.rows}
     assert comparison.head == ["method", "NLL ours", "NLL paper", "RMSE ours", "RMSE paper", "n", "seconds"]
     assert texts["Ensemble (x)"][:2] == ["2.60 ± 0.10", "2.48 ± 0.09"] and texts["Ensemble (x)"][-2:] == ["2", "2 s"]
@@ -51,16 +41,11 @@ def test_each_method_of_the_paper_has_its_runs_and_further_runs_follow() -> None
 
 
 def test_a_disagreement_is_stated_with_its_size() -> None:
-    far = {
-        "nll": cell(Estimate(2.48, 0.08, 20), "1.80", "0.06"),
-        "rmse": cell(Estimate(1.50, 0.10, 20), "1.42", "0.05"),
-    }
+    far = {"nll": cell(Estimate(2.48, 0.08, 20), "1.80", "0.06")}
+    far["rmse"] = cell(Estimate(1.50, 0.10, 20), "1.42", "0.05")
     near = {"nll": cell(Estimate(2.50, 0.08, 20), "2.41", "0.06"), "rmse": cell(None, "2.83", "0.16")}
-    lines = [
-        Line("VBLL", "run", "", True, far),
-        Line("RBF GP", "run", "", True, near),
-        Line("GBLL", None, "", False, {}),
-    ]
+    lines = [Line("VBLL", "run", "", True, far), Line("RBF GP", "run", "", True, near)]
+    lines += [Line("GBLL", None, "", False, {})]
     assert Comparison(papers.load("vbll:table2"), "Boston", lines).agreement() == [
         "ours − paper (in combined standard errors; ! beyond 3: 1 of 3)",
         "VBLL disagrees: NLL +0.68 (+6.8 !), RMSE +0.08 (+0.7)",

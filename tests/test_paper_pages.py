@@ -59,18 +59,15 @@ def test_the_head_counts_each_printed_cell_once() -> None:
     ]  # fmt: skip
     cells = counted(Comparison(table, "Boston", lines))
     assert cells == Cells(printed=20, made=4, near=2, far=1, stand_in=0)
-    assert str(cells) == (
-        "20 cells printed; 4 made on the paper's data (2 within 3 combined standard errors, 1 beyond, "
-        "1 without an error on both sides); 0 made on a stand-in"
-    )
+    counts = "2 within 3 combined standard errors, 1 beyond, 1 without an error on both sides"
+    assert str(cells) == f"20 cells printed; 4 made on the paper's data ({counts}); 0 made on a stand-in"
 
 
 def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     table = on("vbll:table1")
     comparison = compare(table, "CIFAR10", RUNS, "stand-in")
-    assert comparison.stand_in == "fashion_mnist" and stem(table, "CIFAR10", "stand-in") == (
-        "table1-cifar10-on-fashion_mnist"
-    )
+    assert comparison.stand_in == "fashion_mnist"
+    assert stem(table, "CIFAR10", "stand-in") == "table1-cifar10-on-fashion_mnist"
     assert counted(comparison) == Cells(printed=37, made=0, near=0, far=0, stand_in=7)
     page = markdown(comparison, {"commit": "abc"})
     places = [page.index(title) for title in TITLES]
@@ -84,13 +81,10 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     nll = orders(comparison)["nll", "WRN-28-10"]
     assert [str(pair) for pair in nll.same] == ["D-VBLL < DNN (clear)"]
     assert [str(pair) for pair in nll.opposite] == ["SNGP < DNN (clear)", "SNGP < D-VBLL (clear)"]
-    assert (
-        "- NLL (WRN-28-10): 1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that both sides "
-        "tell apart 1; against DNN 1 of 2 differences have the paper's sign"
-    ) in page
-    assert (
-        "- NLL (WRN-28-10), opposite to the paper's order, which is: SNGP < DNN (clear), SNGP < D-VBLL (clear)" in page
-    )
+    order = "1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that both sides tell apart 1"
+    assert f"- NLL (WRN-28-10): {order}; against DNN 1 of 2 differences have the paper's sign" in page
+    opposite = "SNGP < DNN (clear), SNGP < D-VBLL (clear)"
+    assert f"- NLL (WRN-28-10), opposite to the paper's order, which is: {opposite}" in page
     # our accuracies are equal, so that no pair has an order
     assert not orders(comparison)["accuracy", "WRN-28-10"].same
 
@@ -105,10 +99,8 @@ def test_orders_compare_methods_of_one_printed_setting() -> None:
         images("d", "coreset_nn", "frepo-ipc10", {"accuracy": (0.8,)}),
     ]
     found = orders(compare(table, "CIFAR10", runs, "stand-in"))
-    assert {key: len(order.pairs) for key, order in found.items()} == {
-        ("accuracy", "ipc=1"): 1,
-        ("accuracy", "ipc=10"): 1,
-    }
+    pairs = {key: len(order.pairs) for key, order in found.items()}
+    assert pairs == {("accuracy", "ipc=1"): 1, ("accuracy", "ipc=10"): 1}
 
 
 def test_a_table_that_prints_the_stand_in_has_no_stand_in_page() -> None:
@@ -146,9 +138,8 @@ def test_a_page_is_rebuilt_from_its_csv_file_and_its_own_facts(kind: str, tmp_pa
     assert facts_of(page.read_text()) == facts
     assert read(papers.load(str(table)), file.read_text()).comma_separated() == file.read_text()
     first = page.read_bytes()
-    page.write_text(
-        "an older page\n\n| | |\n|---|---|\n| command | python -m pipeline paper all |\n| commit | abc | def |\n"
-    )
+    head = "an older page\n\n| | |\n|---|---|\n"
+    page.write_text(f"{head}| command | python -m pipeline paper all |\n| commit | abc | def |\n")
     assert list(stored.rewrite(tmp_path)) == [page] and page.read_bytes() == first
     ((_, known),) = stored.stored(tmp_path)
     assert counted(known) == counted(comparison) and counted(known).made + counted(known).stand_in > 0

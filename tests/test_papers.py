@@ -26,22 +26,16 @@ def test_differences_are_in_combined_standard_errors() -> None:
     assert cell(Estimate(3.01, 0.3, 20), "1.50", "0.40").far and cell(Estimate(-0.01, 0.3, 20), "1.50", "0.40").far
     assert cell(Estimate(math.nan, math.nan, 20), "1.50", "0.40").far
     assert cell(Estimate(2.0, 0.5, 20), "1.50", "0.00").z == pytest.approx(1.0)
-    for unknown in (
-        cell(None, "1.5", "0.4"),
-        cell(Estimate(2, None, 1), "1.5", "0.4"),
-        cell(Estimate(2, 0.0, 2), "1.5", "0.0"),
-    ):
+    known = cell(None, "1.5", "0.4"), cell(Estimate(2, None, 1), "1.5", "0.4"), cell(Estimate(2, 0.0, 2), "1.5", "0.0")
+    for unknown in known:
         assert unknown.z is None and not unknown.far
     assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Pair(Estimate(2, 0.3, 2)).z is None
 
 
-def test_a_severity_is_a_quantity_of_all_corruptions() -> None:
+def test_a_severity_is_of_all_corruptions_and_a_corruption_is_the_mean_over_its_severities() -> None:
     table = papers.load("inducing:table12")
     wanted = table.quantity("ece:sev. 3", "FFG-U")
     assert (wanted, table.title("ece:sev. 3")) == (Quantity("ece", "corrupted", severity=3), "ECE % sev. 3")
-
-
-def test_a_corruption_after_the_colon_is_the_mean_over_its_severities() -> None:
     table = papers.load("vbpc:table3")
     assert table.quantity("nll:gaussian blur", None) == Quantity("nll", "corrupted", "gaussian_blur")
     assert table.title("accuracy:gaussian blur") == "Acc. % gaussian blur"

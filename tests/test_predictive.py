@@ -26,24 +26,18 @@ def categorical(probs: np.ndarray) -> Categorical:
 
 @pytest.fixture
 def gaussian() -> Gaussian:
+    """Moments [draw=4, batch=3, output=2]."""
     random = np.random.default_rng(1)
-    return Gaussian(torch.tensor(random.normal(0, 2, (4, 3, 1))), torch.tensor(random.uniform(0.2, 2, (4, 3, 1))))
+    return Gaussian(torch.tensor(random.normal(0, 2, (4, 3, 2))), torch.tensor(random.uniform(0.2, 2, (4, 3, 2))))
 
 
-def test_class_probabilities_are_the_mean_over_draws(categorical: Categorical, probs: np.ndarray) -> None:
+def test_classes_have_probabilities_averaged_over_draws(categorical: Categorical, probs: np.ndarray) -> None:
+    targets = np.array([2, 0, 1, 1])
+    of_target = probs.mean(0)[np.arange(4), targets]
     np.testing.assert_allclose(categorical.mean, probs.mean(0), atol=1e-12)
     np.testing.assert_allclose(categorical.log_probs.exp().sum(-1), np.ones(4), atol=1e-12)
-
-
-def test_the_class_variance_is_the_variance_of_the_indicators(categorical: Categorical, probs: np.ndarray) -> None:
     np.testing.assert_allclose(categorical.variance, scipy.stats.bernoulli(probs.mean(0)).var(), atol=1e-12)
-
-
-def test_class_log_prob_is_the_log_probability_of_the_target(categorical: Categorical, probs: np.ndarray) -> None:
-    targets = np.array([2, 0, 1, 1])
-    np.testing.assert_allclose(
-        categorical.log_prob(torch.tensor(targets)), np.log(probs.mean(0)[np.arange(4), targets]), atol=1e-12
-    )
+    np.testing.assert_allclose(categorical.log_prob(torch.tensor(targets)), np.log(of_target), atol=1e-12)
 
 
 def test_entropy_and_mutual_information_equal_scipy(categorical: Categorical, probs: np.ndarray) -> None:
@@ -54,48 +48,23 @@ def test_entropy_and_mutual_information_equal_scipy(categorical: Categorical, pr
     # another formula of the same number: the mean divergence of the draws from their mixture
     divergence = scipy.stats.entropy(probs[:, :3], probs.mean(0)[None, :3], axis=-1).mean(0)
     np.testing.assert_allclose(categorical.mutual_information()[:3], divergence, atol=1e-12)
-
-
-def test_one_draw_has_no_mutual_information(probs: np.ndarray) -> None:
     assert torch.equal(Categorical(torch.tensor(probs[:1]).log()).mutual_information(), torch.zeros(4).double())
 
 
-def test_class_probabilities_may_carry_a_density_for_each_row(probs: np.ndarray) -> None:
-    log_density = torch.tensor([0.5, -2.0, 1.0, 3.0]).double()
-    plain = Categorical(torch.tensor(probs).log())
-    dense = Categorical(torch.tensor(probs).log(), {"density": log_density})
-    assert not plain.scores
-    assert dense.scores["density"] is log_density
-    assert torch.equal(plain.log_probs, dense.log_probs)
-    with pytest.raises(TypeError):  # one value for each row
-        Categorical(torch.tensor(probs).log(), {"density": log_density[:3]})
-
-
-def test_gaussian_log_prob_equals_scipy(gaussian: Gaussian) -> None:
-    targets = np.array([[0.3], [-1.0], [2.0]])
+def test_a_mixture_of_gaussians_equals_scipy_and_follows_a_change_of_units(gaussian: Gaussian) -> None:
+    """Outputs are independent only given a draw: the density is no product over outputs."""
+    targets = torch.tensor([[0.3, -0.2], [-1.0, 0.5], [2.0, 1.0]]).double()
     each = scipy.stats.norm(gaussian.draw_mean.numpy(), gaussian.draw_variance.sqrt().numpy()).pdf(targets)
-    np.testing.assert_allclose(gaussian.log_prob(torch.tensor(targets)), np.log(each.mean(0))[:, 0], atol=1e-12)
-
-
-def test_outputs_are_independent_only_given_a_draw() -> None:
-    mean = torch.tensor([[[0.0, 0.0]], [[4.0, 4.0]]], dtype=torch.float64)  # [draw=2, batch=1, output=2]
-    both = Gaussian(mean, torch.ones_like(mean))
-    at = np.array([4.0, 4.0])
-    expected = np.log(np.mean([scipy.stats.multivariate_normal(m, np.eye(2)).pdf(at) for m in ([0, 0], [4, 4])]))
-    assert both.log_prob(torch.tensor(at)[None]).item() == pytest.approx(expected)
-
-
-def test_the_moments_of_a_mixture_follow_the_law_of_total_variance(gaussian: Gaussian) -> None:
-    within = gaussian.draw_variance.mean(0).numpy()
+    np.testing.assert_allclose(gaussian.log_prob(targets), np.log(each.prod(-1).mean(0)), atol=1e-12)
+    assert not np.allclose(each.prod(-1).mean(0), each.mean(0).prod(-1), rtol=1e-2)
+    within, between = gaussian.draw_variance.mean(0).numpy(), np.var(gaussian.draw_mean.numpy(), axis=0)
     np.testing.assert_allclose(gaussian.mean, gaussian.draw_mean.mean(0), atol=1e-12)
-    np.testing.assert_allclose(gaussian.variance, within + np.var(gaussian.draw_mean.numpy(), axis=0), atol=1e-12)
-    np.testing.assert_allclose(gaussian.epistemic_variance, np.var(gaussian.draw_mean.numpy(), axis=0), atol=1e-12)
-
-
-def test_rescaled_density_follows_the_change_of_variable(gaussian: Gaussian) -> None:
-    shift, scale = torch.tensor([20.0]).double(), torch.tensor([9.0]).double()
-    wide, targets = gaussian.rescale(shift, scale), torch.tensor([[0.3], [-1.0], [2.0]]).double()
-    torch.testing.assert_close(wide.log_prob(shift + scale * targets), gaussian.log_prob(targets) - scale.log())
+    np.testing.assert_allclose(gaussian.variance, within + between, atol=1e-12)
+    np.testing.assert_allclose(gaussian.epistemic_variance, between, atol=1e-12)
+    shift, scale = torch.tensor([20.0, -3.0]).double(), torch.tensor([9.0, 0.5]).double()
+    wide = gaussian.rescale(shift, scale)
+    expected = gaussian.log_prob(targets) - scale.log().sum()
+    torch.testing.assert_close(wide.log_prob(shift + scale * targets), expected)
     torch.testing.assert_close(wide.mean, shift + scale * gaussian.mean)
     torch.testing.assert_close(wide.variance, scale**2 * gaussian.variance)
 
@@ -117,14 +86,12 @@ def test_the_exponential_of_a_gaussian_equals_scipys_lognormal(draws: int) -> No
     made, base = lognormal(draws)
     values = torch.rand(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3 + 0.01
     parts = scipy.stats.lognorm(base.draw_variance.double().sqrt().numpy(), scale=base.draw_mean.double().exp().numpy())
-    np.testing.assert_allclose(
-        made.cdf(values), parts.cdf(values).mean(0), rtol=1e-9, atol=1e-15
-    )  # 1 + erf in the tail
+    expected = parts.cdf(values).mean(0)
+    np.testing.assert_allclose(made.cdf(values), expected, rtol=1e-9, atol=1e-15)  # 1 + erf in the tail
     assert not made.cdf(-values).any()
     np.testing.assert_allclose(made.mean, parts.mean().mean(0), rtol=1e-9)
-    np.testing.assert_allclose(
-        made.variance, (parts.var() + parts.mean() ** 2).mean(0) - made.mean.numpy() ** 2, rtol=1e-8
-    )
+    square = (parts.var() + parts.mean() ** 2).mean(0)
+    np.testing.assert_allclose(made.variance, square - made.mean.numpy() ** 2, rtol=1e-8)
     each = parts.logpdf(values)
     np.testing.assert_allclose(made.log_prob(values), np.logaddexp.reduce(each.sum(-1)) - np.log(draws), rtol=1e-5)
     np.testing.assert_allclose(made.epistemic_variance, parts.mean().var(0), rtol=1e-6, atol=1e-12)
@@ -144,12 +111,8 @@ def test_numerical_moments_of_an_exponential_equal_the_closed_form() -> None:
 def of_two_parts() -> tuple[Mixture, Gaussian, Gaussian]:
     """Parts N(m, sd²) with shares .3 and .7, for three rows of two outputs."""
     generator = torch.Generator().manual_seed(0)
-    first, second = (
-        Gaussian(
-            torch.randn(1, 3, 2, generator=generator).double(), torch.rand(1, 3, 2, generator=generator).double() + 0.1
-        )
-        for _ in range(2)
-    )
+    mean, sd, other, width = (draw(1, 3, 2, generator=generator).double() for draw in (torch.randn, torch.rand) * 2)
+    first, second = Gaussian(mean, sd + 0.1), Gaussian(other, width + 0.1)
     return Mixture([first, second], [0.3, 0.7]), first, second
 
 

@@ -6,14 +6,13 @@ A test that needs a package is skipped with its name and the way to install it w
 import math
 import types
 from collections.abc import Callable
-from itertools import pairwise
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 import scipy.stats
 import torch
-from scipy.integrate import quad
 
 from bdl_pipe import artifacts, plugins, registry
 from bdl_pipe.artifacts import State
@@ -24,6 +23,7 @@ from bdl_pipe.metrics.regression import crps
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from tests.baselines.test_quantiles import check_integrals
 from tests.baselines.test_rivals import rows, table
 from tests.test_docs import plugin_files
 
@@ -35,6 +35,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "tabpfn": {"weights": "here.ckpt", "estimators": 2},
 }
 RANDOM = np.random.default_rng(0)
+Load = Callable[[str], types.ModuleType]
 
 
 def package(name: str, install: str) -> Any:
@@ -42,7 +43,7 @@ def package(name: str, install: str) -> Any:
 
 
 @pytest.fixture
-def plugin(forgotten_plugins: None, tmp_path: Any) -> Callable[[str], types.ModuleType]:
+def plugin(forgotten_plugins: None, tmp_path: Any) -> Load:
     """Import a plugin of the page as a user's file."""
 
     def load(name: str) -> types.ModuleType:
@@ -59,14 +60,10 @@ def two_outputs(count: int = 240) -> FitData:
     """Rows of two targets; a fifth of them to validate."""
     x, y = rows(count)
     data = table(x, y)
-    train, validation = (
-        Examples(part.inputs, np.hstack([part.targets, part.inputs[:, :1] ** 2]))
-        for part in (data.train, data.validation)
-    )
+    parts = (data.train, data.validation)
+    train, validation = (Examples(p.inputs, np.hstack([p.targets, p.inputs[:, :1] ** 2])) for p in parts)
     known = torch.from_numpy(train.targets)
-    transform = type(data.transform)(
-        "table", data.transform.mean, data.transform.std, shift=known.mean(0), scale=known.std(0)
-    )
+    transform = replace(data.transform, shift=known.mean(0), scale=known.std(0))
     return FitData("regression", train, validation, transform)
 
 
@@ -88,19 +85,15 @@ def predicted(state: State, data: FitData) -> Any:
     return registry.posterior_of(stored).predict(data.tensors("validation")[0].double(), rng=Seed(0))
 
 
-@pytest.mark.parametrize(
-    ("name", "key", "value"), [("ngboost", "rounds", 0), ("catboost", "draws", 0), ("tabpfn", "estimators", 0)]
-)
-def test_a_config_with_a_count_of_zero_is_refused(
-    plugin: Callable[[str], types.ModuleType], name: str, key: str, value: int
-) -> None:
+@pytest.mark.parametrize(("name", "key"), [("ngboost", "rounds"), ("catboost", "draws"), ("tabpfn", "estimators")])
+def test_a_config_with_a_count_of_zero_is_refused(plugin: Load, name: str, key: str) -> None:
     plugin(name)
     with pytest.raises(ConfigError, match=key):
-        registry.METHODS[name].config(**(CONFIGS[name] | {key: value}))
+        registry.METHODS[name].config(**(CONFIGS[name] | {key: 0}))
 
 
 @pytest.mark.slow
-def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Callable[[str], types.ModuleType]) -> None:
+def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Load) -> None:
     """To 1e-6, from tensors, with the number of rounds at which the validation rows have the least score."""
     package("ngboost", TREES)
     module, data = plugin("ngboost"), two_outputs()
@@ -124,9 +117,7 @@ def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Callable[[s
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, 4])
-def test_the_catboost_plugin_and_its_package_predict_the_same(
-    plugin: Callable[[str], types.ModuleType], draws: int
-) -> None:
+def test_the_catboost_plugin_and_its_package_predict_the_same(plugin: Load, draws: int) -> None:
     """To 1e-6, from the bytes of its models; the last draw is the whole model."""
     package("catboost", TREES)
     module, data = plugin("catboost"), two_outputs()
@@ -146,7 +137,7 @@ def test_the_catboost_plugin_and_its_package_predict_the_same(
 
 @pytest.mark.slow
 def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
-    plugin: Callable[[str], types.ModuleType],
+    plugin: Load,
 ) -> None:
     package("catboost", TREES)
     module, data = plugin("catboost"), of_classes()
@@ -159,21 +150,14 @@ def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
     expected = model.predict_proba(module.numbers(data, "validation", 0)[0])
     np.testing.assert_allclose(found.draw_log_probs[-1].exp()[:, [0, 2]], expected, rtol=1e-6)
     assert found.mean[:, [1, 3]].max() < 1e-20
-    alone = table(*rows(100), ("a", "b")).__class__("classification", *_of_one_class(), data.transform, ("a", "b"))
+    of_one_class = (Examples(rows(count)[0], np.ones(count, dtype=np.int64)) for count in (20, 4))
     with pytest.raises(DataError, match="of two classes at least, all are of 1"):
-        fitted("catboost", alone)
-
-
-def _of_one_class() -> tuple[Examples, Examples]:
-    x = rows(20)[0]
-    return Examples(x, np.ones(20, dtype=np.int64)), Examples(x[:4], np.ones(4, dtype=np.int64))
+        fitted("catboost", FitData("classification", *of_one_class, data.transform, ("a", "b")))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["ngboost", "catboost"])
-def test_equal_seeds_give_equal_predictions_and_another_seed_changes_catboost(
-    plugin: Callable[[str], types.ModuleType], name: str
-) -> None:
+def test_equal_seeds_give_equal_predictions_and_another_seed_changes_catboost(plugin: Load, name: str) -> None:
     package(name, TREES)
     plugin(name)
     data = table(*rows(200))
@@ -218,9 +202,7 @@ def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "tabpfn", module)
 
 
-def test_tabpfn_stores_the_training_rows_and_reads_borders_and_shares(
-    plugin: Callable[[str], types.ModuleType], stand_in: None
-) -> None:
+def test_tabpfn_stores_the_training_rows_and_reads_borders_and_shares(plugin: Load, stand_in: None) -> None:
     """On a stand-in: the training rows are the state, each output has its borders, an absent class has no share."""
     plugin("tabpfn")
     data = two_outputs()
@@ -243,30 +225,14 @@ def bars(module: types.ModuleType) -> Any:
     return module.Bars(borders, torch.from_numpy(RANDOM.normal(size=(4, 2, 7))).log_softmax(-1))
 
 
-def test_bars_are_a_distribution(plugin: Callable[[str], types.ModuleType]) -> None:
+def test_bars_are_a_distribution(plugin: Load) -> None:
     """Against integrals of the density, and the tails against SciPy's half-normal."""
     module = plugin("tabpfn")
     both = bars(module)
     for row, output in ((0, 0), (3, 1)):
         one = module.Bars(both.borders[[output]], both.log_shares[row : row + 1, [output]])
         inner = one.borders[0, 1:-1].tolist()
-        knots = [inner[0] - 80, inner[0] - 9, *inner, inner[-1] + 9, inner[-1] + 80]
-
-        def at(y: float, one: Any = one) -> float:
-            return float(one.log_prob(torch.tensor([[y]]).double()).exp())
-
-        def over(function: Any, ends: list[float]) -> float:
-            return sum(quad(function, a, b, limit=200)[0] for a, b in pairwise(ends))
-
-        assert over(at, knots) == pytest.approx(1, abs=1e-7)
-        mean = over(lambda y, at=at: y * at(y), knots)
-        assert float(one.mean) == pytest.approx(mean, abs=1e-6)
-        assert float(one.variance) == pytest.approx(
-            over(lambda y, at=at, mean=mean: (y - mean) ** 2 * at(y), knots), rel=1e-6
-        )
-        for y in (inner[0] - 1, (inner[2] + inner[3]) / 2, inner[-1] + 1):
-            below = over(at, [k for k in knots if k < y] + [y])
-            assert float(one.cdf(torch.tensor([[y]]).double())) == pytest.approx(below, abs=1e-7)
+        check_integrals(one, inner)
         width = float(one.borders[0, 1] - one.borders[0, 0])
         tail = scipy.stats.halfnorm(scale=width / scipy.stats.halfnorm.ppf(0.5))
         expected = math.log(float(one.log_shares[0, 0, 0].exp())) + tail.logpdf(2.0)
@@ -282,7 +248,7 @@ def test_bars_are_a_distribution(plugin: Callable[[str], types.ModuleType]) -> N
     assert crps(both, targets).value > 0
 
 
-def test_bars_equal_tabpfns_bar_distribution(plugin: Callable[[str], types.ModuleType]) -> None:
+def test_bars_equal_tabpfns_bar_distribution(plugin: Load) -> None:
     package("tabpfn", TRANSFORMER)
     from tabpfn.architectures.shared.bar_distribution import FullSupportBarDistribution
 
@@ -336,7 +302,7 @@ def random_weights(path: str, task: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["regression", "classification"])
 def test_the_tabpfn_plugin_and_its_package_predict_the_same_with_random_weights(
-    plugin: Callable[[str], types.ModuleType], monkeypatch: pytest.MonkeyPatch, task: str
+    plugin: Load, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     """To 1e-6: the mean and a quantile of each output, which the package computes itself; the classes' shares."""
     monkeypatch.setenv("TABPFN_DISABLE_TELEMETRY", "1")

@@ -110,39 +110,34 @@ def assert_same(model: Any, student: artifacts.Artifact, calibrated: bool = Fals
     assert model.fitted_.address() == stored_address(student.path)
 
 
+def fitted_houses(target: str, method: str, calibration: float = 0.0) -> tuple[artifacts.Artifact, Any, Any, Any, Any]:
+    """Fit a method to houses; return the artifact, the inputs, the targets, and the numbers of train and test rows."""
+    houses(160).to_csv("data/data.csv", index=False)
+    student = made(inspect_table(Path("data/data.csv"), [target]), method, calibration)
+    frame = pd.read_csv("data/data.csv")
+    return student, frame.drop(columns=target), frame[target], *uci_splits(160, 1)[0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "calibration"),
-    [("swag", 0.0), ("ensemble", 0.0), ("map_blr", 0.2)],
-)
+@pytest.mark.parametrize(("method", "calibration"), [("swag", 0.0), ("ensemble", 0.0), ("map_blr", 0.2)])
 def test_a_regressor_of_a_table_has_the_same_bits_as_the_pipeline(method: str, calibration: float, root: Path) -> None:
-    frame = houses(160)
-    frame.to_csv("data/data.csv", index=False)
-    student = made(inspect_table(Path("data/data.csv"), ["price"]), method, calibration)
-    train, test = uci_splits(len(frame), 1)[0]
-    given = pd.read_csv("data/data.csv")
-    rows = given.drop(columns="price")
+    student, rows, prices, train, test = fitted_houses("price", method, calibration)
     model = BayesianRegressor(method, pace=PACE, conformal="split" if calibration else None)
-    model.fit(rows.iloc[train], given["price"].iloc[train])
+    model.fit(rows.iloc[train], prices.iloc[train])
     assert_same(model, student, calibrated=bool(calibration))
     predictor = load_predictor(student.path)
     raw = model._rows(rows.iloc[test])
     theirs = next(predictor.batches(raw, rng=stored_address(student.path)))[1].mean
     np.testing.assert_array_equal(model.predict(rows.iloc[test]), theirs[:, 0].double().numpy())
     other = BayesianRegressor(method, pace=PACE, conformal=model.conformal, random_state=1)
-    other.fit(rows.iloc[train], given["price"].iloc[train])
+    other.fit(rows.iloc[train], prices.iloc[train])
     assert not np.array_equal(other.predict(rows.iloc[test]), theirs[:, 0].numpy())  # another seed is another address
 
 
 @pytest.mark.slow
 def test_a_classifier_of_a_table_has_the_same_bits_as_the_pipeline(root: Path) -> None:
-    frame = houses(160)
-    frame.to_csv("data/data.csv", index=False)
-    student = made(inspect_table(Path("data/data.csv"), ["made_of"]), "d_vbll")
-    train, _ = uci_splits(len(frame), 1)[0]
-    given = pd.read_csv("data/data.csv")
-    model = BayesianClassifier("d_vbll", pace=PACE)
-    model.fit(given.drop(columns="made_of").iloc[train], given["made_of"].iloc[train])
+    student, rows, labels, train, _ = fitted_houses("made_of", "d_vbll")
+    model = BayesianClassifier("d_vbll", pace=PACE).fit(rows.iloc[train], labels.iloc[train])
     assert_same(model, student)
     assert model.classes_.tolist() == student.json("schema.json")["classes"] == ["brick", "stone", "wood"]
 
@@ -167,6 +162,10 @@ def problem(task: str) -> tuple[np.ndarray, np.ndarray]:
     if task == "classification":
         return x, np.digitize(f + 0.5 * generator.normal(size=ROWS), [-1.0, 0.5])
     return x, (100 + 7 * (f + 0.3 * generator.normal(size=ROWS)))[:, None]
+
+
+def loader_of(task: str) -> DataLoader:
+    return DataLoader(TensorDataset(*map(torch.from_numpy, problem(task))), 30)
 
 
 def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[str, Any]) -> tuple[nn.Module, Predictor]:
@@ -204,10 +203,8 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
 @pytest.mark.slow
 @pytest.mark.parametrize(("task", "method", "epochs"), OWN)
 def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, epochs: int | None) -> None:
-    x, y = problem(task)
     module, _ = of_the_pipeline(task, "deterministic", None, {})
-    loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 30)
-    found = bayesianise(module, method, loader, epochs=epochs, random_state=3)
+    found = bayesianise(module, method, loader_of(task), epochs=epochs, random_state=3)
     _, meant = of_the_pipeline(task, method, epochs, found.about.config)
     new = np.random.default_rng(1).normal(size=(50, WIDTH)).astype(np.float32)
     ours = found.predict(torch.from_numpy(new), rng=Seed(5))
@@ -222,10 +219,8 @@ def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, ep
 
 
 def test_the_stored_spec_names_the_module_by_its_digest() -> None:
-    x, y = problem("classification")
     module, _ = of_the_pipeline("classification", "deterministic", None, {})
-    loader = DataLoader(TensorDataset(torch.from_numpy(x), torch.from_numpy(y)), 30)
-    found = bayesianise(module, "deterministic", loader)
+    found = bayesianise(module, "deterministic", loader_of("classification"))
     spec = found.inner.state().config["spec"]
     assert spec["network"] == {"name": "module", "digest": found.about.digest, "dropout": True}
     assert to_mapping(found.about)["layout"]["parts"] == [{"name": "", "shape": [WIDTH], "dtype": "float"}]

@@ -52,12 +52,8 @@ def test_a_stored_mean_is_rounded_half_up_and_other_text_is_unchanged() -> None:
 
 def test_every_method_has_blocks_of_facts_numbers_keys_values_and_picture() -> None:
     text = "\n".join(page.read_text() for page in (DOCS / "methods").glob("*.md"))
-    lacking = [
-        f"{part} {name}"
-        for name in OWN
-        for part in ("facts", "numbers", "keys", "values", "picture")
-        if f"<!-- generated: {part} {name} -->" not in text
-    ]
+    needed = [f"{part} {name}" for name in OWN for part in ("facts", "numbers", "keys", "values", "picture")]
+    lacking = [block for block in needed if f"<!-- generated: {block} -->" not in text]
     assert lacking == []
 
 
@@ -85,17 +81,13 @@ def test_every_public_name_is_in_the_reference_once() -> None:
     names = [".".join(("bdl_pipe", *api.place(name))) for name in PLACES]
     assert [name for name in names if shown.count(name) != 1] == []
     for module in set(shown) - set(names):
-        assert (ROOT / "src" / f"{module.replace('.', '/')}.py").is_file() or (
-            ROOT / "src" / module.replace(".", "/") / "__init__.py"
-        ).is_file(), module
+        place = ROOT / "src" / module.replace(".", "/")
+        assert place.with_suffix(".py").is_file() or (place / "__init__.py").is_file(), module
 
 
 def test_every_environment_variable_is_in_the_table() -> None:
-    sources = [
-        path
-        for top in ("src", "pipeline", "stages", "cluster", "benchmarks", "website")
-        for path in (ROOT / top).rglob("*")
-    ]
+    tops = ("src", "pipeline", "stages", "cluster", "benchmarks", "website")
+    sources = [path for top in tops for path in (ROOT / top).rglob("*")]
     text = "\n".join(path.read_text() for path in sources if path.suffix in (".py", ".yaml", ".sh"))
     used = set(re.findall(r"\bBDL_[A-Z_]+\b", text + (ROOT / "Makefile").read_text() + (ROOT / "dvc.yaml").read_text()))
     table = set(re.findall(r"^\| `(BDL_[A-Z_]+)` \|", (DOCS / "reference/environment.md").read_text(), re.M))
@@ -121,6 +113,7 @@ def test_all_files_name_one_version_and_the_changelog_has_it() -> None:
 
 
 def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
+    assert method_pages.numbers("pretrained") == "No stored run has this method."
     found = badges.pages()
     assert f">{len(METHODS)}<" in found[badges.FOLDER / "methods.svg"]
     assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "comparison.svg"])
@@ -163,9 +156,8 @@ def test_every_link_leads_to_a_file_and_a_heading(page: Path) -> None:
 
 
 def test_a_link_to_no_file_or_no_heading_is_found(tmp_path: Path) -> None:
-    (tmp_path / "a.md").write_text(
-        "# One `word`\n## One word\n## Set {#own}\n[x](#one-word_1) [y](b.md) [z](#two) [o](a.md#own)"
-    )
+    links = "[x](#one-word_1) [y](b.md) [z](#two) [o](a.md#own)"
+    (tmp_path / "a.md").write_text(f"# One `word`\n## One word\n## Set {{#own}}\n{links}")
     assert broken(tmp_path / "a.md") == ["b.md", "#two"]
 
 
@@ -174,11 +166,5 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_code() -> None:
     code = re.sub(r'"\s*\n?\s*f?"', "", "\n".join(path.read_text() for path in sources))
     quoted = re.findall(r"^\| `(.+?)` \|", (DOCS / "start/troubleshooting.md").read_text(), re.M)
     assert len(quoted) > 20
-    lost = [
-        part for quote in quoted for part in quote.split("…") if part.strip(" ()?,;:") and part.strip(" ") not in code
-    ]
-    assert lost == []
-
-
-def test_the_page_of_a_method_states_that_no_stored_run_has_it() -> None:
-    assert method_pages.numbers("pretrained") == "No stored run has this method."
+    parts = (part.strip(" ") for quote in quoted for part in quote.split("…"))
+    assert [part for part in parts if part.strip(" ()?,;:") and part not in code] == []

@@ -36,10 +36,28 @@ def run(folder: Path, *options: str, xdist: bool = False) -> "subprocess.Complet
     )
 
 
-def test_ctrl_c_reaches_a_child_of_a_session_that_starts_with_sigint_ignored(tmp_path: Path) -> None:
-    (tmp_path / "test_one.py").write_text(INTERRUPTED)
-    done = run(tmp_path)
-    assert done.returncode == 0, done.stdout
+STARTS = "import subprocess\ndef test_one():\n    subprocess.run(['true'])\n"
+WAIT = "threading.Thread(target=time.sleep, args=({},), name='rest', daemon=True).start()"
+LEAVES = f"import threading, time\ndef test_one():\n    {WAIT}\n"
+WRITES = "def test_one():\n    open('left', 'w').close()\n"
+RULES = {  # rule -> text of a test, options, and the line of the failure or none
+    "Ctrl-C reaches a child of a session that starts with SIGINT ignored": (INTERRUPTED, (), ""),
+    "in make test, a test may start a process": (STARTS, (), ""),
+    "in make check, it must not": (STARTS, ("-m", "not process"), "starts true: mark it `process`"),
+    "a test leaves nothing in the root": (WRITES, (), "left in the repository's root"),
+    "a test that writes nothing passes": ("def test_one():\n    pass\n", (), ""),
+    "a thread that ends soon is no error": (LEAVES.format("0.1"), (), ""),
+    "a thread that runs on is an error": (LEAVES.format("9"), (), "leaves threads: rest"),
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_rule_of_the_session_fails_what_breaks_it_and_nothing_else(rule: str, tmp_path: Path) -> None:
+    text, options, failure = RULES[rule]
+    (tmp_path / "test_one.py").write_text(text)
+    done = run(tmp_path, *options)
+    assert (done.returncode, failure in done.stdout) == (int(bool(failure)), True), done.stdout
+    assert failure or not any(line and line in done.stdout for *_, line in RULES.values())
 
 
 @pytest.mark.parametrize(("options", "order"), [((), "first second"), (("--reverse-files",), "second first")])
@@ -49,28 +67,11 @@ def test_files_run_in_reverse_with_the_option(tmp_path: Path, options: tuple[str
     assert " ".join(run(tmp_path, "-sq", *options).stdout.replace(".", "").split()).startswith(order)
 
 
-@pytest.mark.parametrize(("options", "code"), [((), 0), (("-m", "not process"), 1)])
-def test_an_unmarked_test_that_starts_a_process_fails_in_the_tier_without_processes(
-    tmp_path: Path, options: tuple[str, ...], code: int
-) -> None:
-    (tmp_path / "test_one.py").write_text("import subprocess\ndef test_one():\n    subprocess.run(['true'])\n")
-    done = run(tmp_path, *options)
-    assert done.returncode == code and ("starts true: mark it `process`" in done.stdout) == bool(code)
-
-
 def test_a_file_of_which_no_test_would_run_is_not_imported(tmp_path: Path) -> None:
     (tmp_path / "test_one.py").write_text("import pytest\npytestmark = pytest.mark.process\n1 / 0\n")
     (tmp_path / "test_two.py").write_text("def test_two():\n    pass\n")
     assert "1 passed" in run(tmp_path, "-m", "not process").stdout
     assert "ZeroDivisionError" in run(tmp_path).stdout
-
-
-@pytest.mark.parametrize(("body", "code"), [("open('left', 'w').close()", 1), ("pass", 0)])
-def test_a_file_that_a_test_leaves_in_the_root_fails_the_session(tmp_path: Path, body: str, code: int) -> None:
-    (tmp_path / "test_one.py").write_text(f"def test_one():\n    {body}\n")
-    done = run(tmp_path)
-    assert "1 passed" in done.stdout and done.returncode == code
-    assert ("left in the repository's root" in done.stdout) == bool(code)
 
 
 def test_a_worker_that_dies_ends_the_session_with_its_tests_name(tmp_path: Path) -> None:
@@ -80,14 +81,6 @@ def test_a_worker_that_dies_ends_the_session_with_its_tests_name(tmp_path: Path)
     options = ("-n", "2", "--dist", "loadgroup", "--no-loadscope-reorder", "--max-worker-restart=0")
     done = run(tmp_path, *options, xdist=True)
     assert done.returncode != 0 and "crashed while running" in done.stdout and "test_dies[1]" in done.stdout
-
-
-@pytest.mark.parametrize(("wait", "code"), [("0.1", 0), ("9", 1)])
-def test_a_test_that_leaves_a_thread_fails(tmp_path: Path, wait: str, code: int) -> None:
-    start = f"threading.Thread(target=time.sleep, args=({wait},), name='rest', daemon=True).start()"
-    (tmp_path / "test_one.py").write_text(f"import threading, time\ndef test_one():\n    {start}\n")
-    done = run(tmp_path)
-    assert done.returncode == code and ("leaves threads: rest" in done.stdout) == bool(code)
 
 
 def test_a_listed_test_that_does_not_exist_is_named() -> None:

@@ -68,10 +68,6 @@ def distributions(chosen: set[str]) -> set[str]:
     return {re.split(r"[\[<>=~!; ]", line)[0].lower() for line in lines}
 
 
-def test_at_least_eight_tutorials_exist() -> None:
-    assert len(scripts()) >= 8
-
-
 @pytest.mark.soak
 @pytest.mark.slow
 @pytest.mark.process
@@ -97,11 +93,8 @@ def test_a_page_has_the_stamp_and_the_pictures_of_its_script(script: Path) -> No
     assert all(picture.stat().st_size <= LARGEST for picture in pictures_of(script))
 
 
-def test_the_overview_is_made_from_the_scripts() -> None:
-    assert (FOLDER / "index.md").read_text() == index()
-
-
-def test_every_page_and_every_picture_has_its_script() -> None:
+def test_every_page_and_every_picture_has_its_script_and_the_overview_is_made_from_them() -> None:
+    assert len(scripts()) >= 8 and (FOLDER / "index.md").read_text() == index()
     pages = {page_of(script) for script in scripts()} | {FOLDER / "index.md"}
     assert {*FOLDER.glob("*.md")} == pages
     assert {*(FOLDER / "images").iterdir()} == {picture for script in scripts() for picture in pictures_of(script)}
@@ -136,28 +129,22 @@ def test_the_named_extras_contain_every_imported_package(script: Path) -> None:
     assert {root for root in roots if not {name.lower() for name in known[root]} & named} == set()
 
 
-@pytest.mark.parametrize(
-    ("kind", "text", "found"),
-    [
+def test_figures_typed_by_hand_are_found() -> None:
+    for kind, text, found in (
         ("markdown", "It is right on 91 % of the rows.", ["91"]),
         ("markdown", "It gained two percent.", ["two percent"]),
         ("markdown", "Use `lr=0.1` (Welling and Teh 2011), [here](7_distil.md).", []),
         ("code", "x = 0.5\nprint(f'right {x:.1%} of {rows[0]}', x, 3)", []),
         ("code", "print('right', f'91.5% of {rows}')", ["91.5"]),
         ("check", "assert nll < 0.7, '91'", []),
-    ],
-)
-def test_figures_typed_by_hand_are_found(kind: str, text: str, found: list[str]) -> None:
-    assert figures(Cell(kind, text, 1)) == found  # type: ignore[arg-type]
+    ):
+        assert figures(Cell(kind, text, 1)) == found, text  # type: ignore[arg-type]
 
 
 def test_a_script_is_split_into_its_cells() -> None:
     text = '"""Head."""\n# %% [markdown]\n# # Title\n#\n# Text.\n\n# %%\nx = 1\n\n# %% tags=["check"]\nassert x\n'
-    assert cells(text) == [
-        Cell("markdown", "# Title\n\nText.", 3),
-        Cell("code", "x = 1", 8),
-        Cell("check", "assert x", 11),
-    ]
+    title = Cell("markdown", "# Title\n\nText.", 3)
+    assert cells(text) == [title, Cell("code", "x = 1", 8), Cell("check", "assert x", 11)]
     with pytest.raises(ValueError, match="line 1: a cell of text must have comments alone, got 'x = 1'"):
         cells("# %% [markdown]\n# Title\nx = 1\n")
 
@@ -167,9 +154,8 @@ def test_a_page_shows_printed_text_and_pictures_and_no_check(tmp_path: Path) -> 
     script.write_text('# %% [markdown]\n# # Title\n# %%\nprint(1)\n# %% tags=["check"]\nassert 1 > 0\n')
     ran = [{"printed": "", "pictures": []}, {"printed": "1", "pictures": [{"file": "a.png", "shows": "One"}]}]
     text = page(script, [*ran, {"printed": "", "pictures": []}])
-    assert (
-        "```python\nprint(1)\n```\n\n```text\n1\n```\n\n![One](images/1_one-1.png)\n" in text and "assert" not in text
-    )
+    shown = "```python\nprint(1)\n```\n\n```text\n1\n```\n\n![One](images/1_one-1.png)\n"
+    assert shown in text and "assert" not in text
     ran[1]["printed"] = "2"
     assert shape(page(script, [*ran, ran[0]])) == shape(text) != shape(text.replace("One", "Two"))
 

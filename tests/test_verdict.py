@@ -1,5 +1,6 @@
 """The verdict: the choice of runs against hand computation, and each sentence in each of its cases."""
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -108,10 +109,8 @@ def test_the_cost_sentence_names_the_cheapest_run_that_cannot_be_told_apart() ->
     fast = "fits in 2 s and predicts 1,000 rows in 0.5 s"
     told = "over 5 splits its NLL cannot be told apart from the best (NLL +0.0153 ± 0.0056)"
     assert cheapest(chosen(best, inside)) == f"in {fast}; {told}."
-    assert (
-        cheapest(chosen(best, outside))
-        == "best fits in 9 s and predicts 1,000 rows in 0.5 s; worse than the best: 1 cheaper run."
-    )
+    alone = "best fits in 9 s and predicts 1,000 rows in 0.5 s; worse than the best: 1 cheaper run."
+    assert cheapest(chosen(best, outside)) == alone
     constant = run("constant", off(0.5 * edge), fit=1)
     assert cheapest(chosen(best, constant)).endswith(
         "No run is shown to be better than constant: over 5 splits the inputs are not shown to help."
@@ -119,31 +118,23 @@ def test_the_cost_sentence_names_the_cheapest_run_that_cannot_be_told_apart() ->
     assert "inputs" not in cheapest(chosen(best, run("constant", off(2 * edge), fit=1)))
     assert "inputs" in cheapest(chosen(run("worse", off(2)), run("constant", off(0))))
     assert "inputs" not in cheapest(chosen(run("constant", off(0))))
-    assert cheapest(chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))).endswith(
-        "; worse than the best: 2 cheaper runs."
-    )
+    two = chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))
+    assert cheapest(two).endswith("; worse than the best: 2 cheaper runs.")
 
 
-@pytest.mark.parametrize(
-    ("mean", "spread", "said"),
-    [(0.0, 0.01, "this agrees with 90 %"), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")],
-)
-def test_coverage_over_splits_is_stated_with_its_error_and_judged(mean: float, spread: float, said: str) -> None:
-    one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
-    assert calibration(one) == (
-        f" Its 90 % intervals contain {90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f} % of the test targets: {said}."
-    )
+def test_coverage_over_splits_is_stated_with_its_error_and_judged() -> None:
+    agrees = "this agrees with 90 %"
+    for mean, spread, judged in ((0.0, 0.01, agrees), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")):
+        one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
+        share = f"{90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f}"
+        assert calibration(one) == f" Its 90 % intervals contain {share} % of the test targets: {judged}."
 
 
 def by_width(shares: Sequence[float], rows: int, splits: int = 1, noise: float = 1.0) -> Candidate:
     """A run with these coverages of the thirds, of ``rows`` rows of each of its splits, by two seeds."""
     named = {**dict(zip(THIRDS, shares, strict=True)), "noise_ratio": noise}
-    figures = [
-        Score(split, seed, Quantity(name), value, rows)
-        for split in range(splits)
-        for seed in range(2)
-        for name, value in named.items()
-    ]
+    fits = itertools.product(range(splits), range(2), named.items())
+    figures = [Score(split, seed, Quantity(name), value, rows) for split, seed, (name, value) in fits]
     return replace(run("a"), scores=RunScores(scores.table("d", "a", "", figures)))
 
 
@@ -176,9 +167,8 @@ def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() ->
     assert calibration(once) == f" Its 90 % intervals contain 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
     two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
     assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == found
-    three = [
-        Score(0, seed, Quantity(m), v, 50) for seed, v in enumerate((0.7, 0.8, 0.9)) for m in ("nll", "coverage_90")
-    ]
+    of_seed = itertools.product(enumerate((0.7, 0.8, 0.9)), ("nll", "coverage_90"))
+    three = [Score(0, seed, Quantity(metric), value, 50) for (seed, value), metric in of_seed]
     spread = coverage(replace(run("vbll"), scores=RunScores(scores.table("d", "a", "", three))))
     assert spread is not None and spread.error**2 == pytest.approx(found.error**2 + 0.01 / 3) and not spread.apart
     assert calibration(run("a", [2.0], coverage_90=[math.nan])) == "" == calibration(run("a", [2.0], ece=[math.nan]))
@@ -213,23 +203,16 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     edge = 0.01 * ERROR * float(stats.t.ppf(1 - 0.05 / 4, 4))
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
     worse = run("constant", off(-1.01 * edge))
-    assert worth([*bayes, better], "nll") == (
-        "Yes: vbll, the best of 2 with a posterior over weights, is better than boosting (NLL −0.0197 ± 0.0056)."
-    )
-    assert worth([*bayes, better, tied], "nll") == (
-        "Not shown: vbll, the best of 2 with a posterior over weights, cannot be told apart from"
-        " linear (NLL −0.0193 ± 0.0056)"
-        " and is better than boosting (NLL −0.0197 ± 0.0056)."
-    )
-    assert worth([*bayes, tied, worse], "nll") == (
-        "No: vbll, the best of 2 with a posterior over weights, is worse than constant (NLL +0.0197 ± 0.0056)"
-        " and cannot be told apart from linear (NLL −0.0193 ± 0.0056)."
-    )
+    best, apart = "vbll, the best of 2 with a posterior over weights,", "cannot be told apart from linear"
+    over, like = "is better than boosting (NLL −0.0197 ± 0.0056)", f"{apart} (NLL −0.0193 ± 0.0056)"
+    for rivals, answer in (
+        ([better], f"Yes: {best} {over}."),
+        ([better, tied], f"Not shown: {best} {like} and {over}."),
+        ([tied, worse], f"No: {best} is worse than constant (NLL +0.0197 ± 0.0056) and {like}."),
+        ([run("linear", [2.0] * 3)], f"Not shown: {best} {apart} (not comparable)."),
+    ):
+        assert worth([*bayes, *rivals], "nll") == answer
     assert worth([bayes[0], tied], "nll").startswith("Yes: vbll is better than linear"), "one network is no choice"
-    assert worth([*bayes, run("linear", [2.0] * 3)], "nll") == (
-        "Not shown: vbll, the best of 2 with a posterior over weights, cannot be told apart from"
-        " linear (not comparable)."
-    )
     others = ("deterministic", "swa", "ensemble", "tabm", "coreset_nn")
     plain = [*(network(name, off(0)) for name in others), run("gp", off(0)), tied]
     assert worth(plain, "nll") == "No Bayesian network has a finite score."
@@ -245,35 +228,6 @@ def test_without_rivals_a_plain_network_of_the_same_architecture_is_the_rival() 
     assert worth([bayes, other], "nll") == f"There is no run to compare vbll with. {missing}"
 
 
-def test_the_choice_of_the_best_network_does_not_raise_false_alarms() -> None:
-    """Ten networks and a rival of equal means, 2,000 times; scores correlate as do scores of splits that share rows.
-
-    At most 5 % of the answers may be ``yes``: the bound is 5 standard errors above it, a false alarm of the test in
-    3 million. Without the count of networks, the control, the share is above the bound.
-    """
-    g, shared = np.random.default_rng(0), 0.1
-    alarms = {1: 0, 10: 0}
-    for _ in range(2_000):
-        draws = math.sqrt(shared) * g.normal(size=(11, 1)) + math.sqrt(1 - shared) * g.normal(size=(11, 5))
-        *nets, rival = draws
-        best = min(nets, key=lambda values: values.mean())
-        gap = best - rival
-        for count in alarms:
-            half = float(stats.t.ppf(1 - 0.05 / 2 / count, 4)) * ERROR * gap.std(ddof=1)
-            alarms[count] += gap.mean() < -half
-        if _ < 50:
-            said = worth(
-                [
-                    *(network(f"n{k}", v.tolist(), method="swag") for k, v in enumerate(nets)),
-                    run("linear", rival.tolist()),
-                ],
-                "nll",
-            )
-            assert said.startswith("Yes") == (gap.mean() < -half)
-    limit = 0.05 + 5 * math.sqrt(0.05 * 0.95 / 2_000)
-    assert alarms[10] / 2_000 < limit < alarms[1] / 2_000
-
-
 def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp_path: Path) -> None:
     """The same rows, where the gain of 0.5 is 50 times the spread of fits; only the number of seeds differs."""
     plain, few, some = of_seeds("deterministic", 0.0, tmp_path), tmp_path / "few", tmp_path / "some"
@@ -286,46 +240,37 @@ def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp
         assert said["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
         assert said["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
         assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in said["Beware"]
-    with_network = [replace(one, network="mlp 8") for one in (once, plain, thrice)]
-    told = worth([with_network[0], linear], "nll")
-    assert told.startswith("Not established (one seed): vbll differs on one seed from linear (NLL −1.")
-    assert worth(with_network[:2], "nll").startswith(
-        "Not established (one seed), against a plain network: vbll differs"
-    )
-    assert worth([with_network[2], linear], "nll").startswith("Yes: vbll is better than linear"), "three seeds"
-    assert "one seed" not in " ".join(verdict([with_network[2], linear, plain]))
-    assert worth([replace(run("vbll", off(-0.5)), network="mlp 8"), run("linear", off(0))], "nll").startswith(
-        "Yes: vbll"
-    )
+    single, other, three = (replace(one, network="mlp 8") for one in (once, plain, thrice))
+    for runs, begins in (
+        ([single, linear], "Not established (one seed): vbll differs on one seed from linear (NLL −1."),
+        ([single, other], "Not established (one seed), against a plain network: vbll differs"),
+        ([three, linear], "Yes: vbll is better than linear"),
+        ([network("vbll", off(-0.5)), run("linear", off(0))], "Yes: vbll"),
+    ):
+        assert worth(runs, "nll").startswith(begins)
+    assert "one seed" not in " ".join(verdict([three, linear, plain]))
     cheap = of_seeds("cheap", 0.49, few, 1, fit=0.1)
     assert taking(chosen(thrice, cheap)).endswith("1 cheaper run cannot be compared with it in pairs.")
 
 
-@pytest.mark.parametrize(
-    ("method", "ends", "said"),
-    [
-        ("linear", (), "the fits of it end at an optimum, so more time would not help."),
-        ("vbll", ("validation", "validation"), "early stopping ended the fits of it, so more steps would not help."),
-        (
-            "vbll",
-            ("validation", "steps"),
-            "1 of 2 fits of it used all their steps while their validation score still improved: more steps may help.",
-        ),
-        ("sgmcmc", ("chains",), "the Markov chains of it are too short, so longer chains may change its scores."),
-        (
-            "vbll",
-            ("schedule",),
+def test_the_effect_of_longer_fits_is_stated() -> None:
+    more = "more steps may help."
+    cases: dict[tuple[str, ...], str] = {  # method and the ends of its fits -> the sentence
+        ("linear",): "the fits of it end at an optimum, so more time would not help.",
+        ("vbll", "validation", "validation"): "early stopping ended the fits of it, so more steps would not help.",
+        ("vbll", "validation", "steps"):
+            f"1 of 2 fits of it used all their steps while their validation score still improved: {more}",
+        ("sgmcmc", "chains"): "the Markov chains of it are too short, so longer chains may change its scores.",
+        ("vbll", "schedule"):
             "the fits of it ran their fixed number of steps; whether more steps would help is not recorded.",
-        ),
-        ("gp", (), "whether longer fits of it would help is not recorded."),
-    ],
-)
-def test_the_effect_of_longer_fits_is_stated(method: str, ends: tuple[str, ...], said: str) -> None:
-    taken = run("it", [2.0], method=method, ended=ends)
-    assert hour([taken], taken) == said
+        ("gp",): "whether longer fits of it would help is not recorded.",
+    }  # fmt: skip
     others = [run("late", [2.0], ended=("steps", "validation")), run("short", [2.0], ended=("chains",))]
-    more = "Other runs still improving at their last step: late. Other runs with chains that are too short: short."
-    assert hour([taken, *others], taken) == f"{said} {more}"
+    rest = "Other runs still improving at their last step: late. Other runs with chains that are too short: short."
+    for (method, *ends), sentence in cases.items():
+        taken = run("it", [2.0], method=method, ended=ends)
+        assert hour([taken], taken) == sentence
+        assert hour([taken, *others], taken) == f"{sentence} {rest}"
 
 
 def test_the_time_and_the_gain_of_more_splits_are_stated() -> None:
@@ -382,22 +327,12 @@ def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_pat
     assert verdict(table)[-1] == limit
     assert [HEAD.split(said)[0] for said in verdict(table[:1])] == heads, "one run is no choice"
     assert "split" not in verdict(table)[-1]
-    some = [
-        of_seeds("vbll", 0.5, tmp_path, ece=0.02, fit=2, network="mlp 8"),
-        of_seeds("deterministic", 0.0, tmp_path, fit=1, network="mlp 8"),
-    ]
+    best = of_seeds("vbll", 0.5, tmp_path, ece=0.02, fit=2, network="mlp 8")
+    some = [best, of_seeds("deterministic", 0.0, tmp_path, fit=1, network="mlp 8")]
     said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
-    assert list(said) == [
-        *heads[:1],
-        "Probabilities",
-        *heads[2:4],
-        f"{by} accuracy",
-        *heads[5:],
-        "Beware",
-    ]
-    assert said["Accuracy"].startswith(
-        "take deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
-    )
+    assert list(said) == [*heads[:1], "Probabilities", *heads[2:4], f"{by} accuracy", *heads[5:], "Beware"]
+    taken = "take deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
+    assert said["Accuracy"].startswith(taken)
     assert said[f"{by} NLL"].startswith("Yes, against a plain network: vbll is better than deterministic")
     assert "cannot be told apart from deterministic" in said[f"{by} accuracy"]
     assert said["Beware"].endswith("There is one split: other training rows could rank the runs differently.")

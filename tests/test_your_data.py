@@ -31,24 +31,23 @@ MET = re.compile(
 )
 
 
-def test_tables_of_both_tasks_and_all_sizes_are_listed() -> None:
+def test_tables_of_both_tasks_and_all_sizes_are_listed_and_the_tables_that_the_rules_have_met_are_marked() -> None:
     assert len(TABLES) == len(BY_NAME) == len({table.source for table in TABLES}) == 38
     assert Counter(table.task for table in TABLES) == {"regression": 25, "classification": 13}
     assert all(re.fullmatch(r"[a-z0-9_]+", table.name) and table.licence for table in TABLES)
     for seen in (True, False):
         assert {table.size for table in TABLES if table.seen == seen} == {"small", "middle", "large"}
-
-
-def test_tables_that_the_rules_have_met_are_marked_as_seen() -> None:
     assert {table.name for table in TABLES if table.seen} == FORMER | LATER | WIDE
     assert [table.name for table in TABLES if not table.seen and MET.search(" ".join(table.source))] == []
     assert sum(not table.seen for table in TABLES) == 15
 
 
-def test_a_table_without_a_known_source_or_a_reason_is_refused() -> None:
+def test_a_table_without_a_known_source_a_reason_or_its_size_is_refused() -> None:
     for source, out, rule in (("here", {}, "source must be of"), ("sklearn", {"a": ""}, "must have a reason")):
         with pytest.raises(UserError, match=rule):
             Table("x", (source, "x"), "y", "regression", 300, 4, False, "CC0", out)
+    with pytest.raises(DataError, match="iris must have 149 rows with a target and 4 columns, got 150 and 4"):
+        fetch.read(Table("iris", ("sklearn", "iris"), "target", "classification", 149, 4, True, "CC0"))
 
 
 @pytest.mark.slow
@@ -57,11 +56,6 @@ def test_a_table_is_read_from_its_package_and_its_target_fits_its_task(table: Ta
     pytest.importorskip(table.source[0])
     frame = fetch.read(table)
     assert frame[table.target].nunique() > 20 if table.task == "regression" else frame[table.target].nunique() <= 26
-
-
-def test_a_table_of_an_unexpected_size_is_refused() -> None:
-    with pytest.raises(DataError, match="iris must have 149 rows with a target and 4 columns, got 150 and 4"):
-        fetch.read(Table("iris", ("sklearn", "iris"), "target", "classification", 149, 4, True, "CC0"))
 
 
 def test_the_error_for_a_missing_package_shows_its_install_line(
@@ -111,19 +105,18 @@ def test_tables_are_added_once_and_their_scores_are_read(
 
 
 def test_a_later_run_replaces_only_its_own_tables(tmp_path: Path) -> None:
+    later = ["iris", "airquality"]
     every = project.ordered(made())
-    again = every[every["table"].isin(["iris", "airquality"])].assign(nll=0.25)
+    again = every[every["table"].isin(later)].assign(nll=0.25)
     project.store(tmp_path, every, {"commit": "one"})
     project.store(tmp_path, again, {"commit": "two"})
-    stored = page.read(tmp_path)
-    assert [key for key, _ in stored.groupby(["table", "method", "split"])] == [
-        key for key, _ in every.groupby(["table", "method", "split"])
-    ]
-    assert (stored[stored["table"].isin(["iris", "airquality"])]["nll"] == 0.25).all()
-    rest, before = (frame[~frame["table"].isin(["iris", "airquality"])]["nll"] for frame in (stored, every))
+    stored, keys = page.read(tmp_path), ["table", "method", "split"]
+    assert [key for key, _ in stored.groupby(keys)] == [key for key, _ in every.groupby(keys)]
+    assert (stored[stored["table"].isin(later)]["nll"] == 0.25).all()
+    rest, before = (frame[~frame["table"].isin(later)]["nll"] for frame in (stored, every))
     assert rest.to_numpy() == pytest.approx(before.to_numpy(), rel=1e-6, nan_ok=True)
     runs = [(run["commit"], run["tables"]) for run in page.facts(tmp_path)]
-    assert runs == [("one", ["titanicsurvival", "caschools"]), ("two", ["iris", "airquality"])]
+    assert runs == [("one", ["titanicsurvival", "caschools"]), ("two", later)]
     text = page.page(stored, page.facts(tmp_path))
     assert "- commit: one\n- tables: titanicsurvival, caschools" in text and "- tables: iris, airquality" in text
     project.store(tmp_path, every, {"commit": "three"})
@@ -184,8 +177,7 @@ def test_the_head_of_the_page_agrees_with_the_scores(which: str) -> None:
     assert f"CRPS: {len(better)} of {sum(key[1] != 'constant' for key in crps)} pairs" in text
     spread = list(coverage.values())
     assert f"hold {100 * sum(spread) / len(spread):.1f} % of the targets" in text
-    assert f"{100 * min(spread):.1f} % (" in text
-    assert f"{100 * max(spread):.1f} % (" in text
+    assert f"{100 * min(spread):.1f} % (" in text and f"{100 * max(spread):.1f} % (" in text
     real = {key: value for key, value in coverage.items() if key[1] != "constant"}
     wide = [table for (table, _), value in real.items() if value > 0.96]
     narrow = sum(value < 0.84 for value in real.values())

@@ -4,11 +4,13 @@ import dataclasses
 from typing import Any
 
 import numpy as np
+import torch
 
 from bdl_pipe.artifacts import State, stack
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.method import FitMany
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.posterior import NetworkSpec
@@ -28,6 +30,13 @@ def table(member: int) -> FitData:
     whole = make_tiny_table()
     shaken = whole.train.inputs + np.random.default_rng(member).normal(0, 0.1, whole.train.inputs.shape)
     return dataclasses.replace(whole, train=Examples(shaken, whole.train.targets))
+
+
+def unscaled(inputs: np.ndarray, targets: np.ndarray) -> FitData:
+    """Training rows that are their own transforms, and no validation rows."""
+    one = torch.ones(inputs.shape[1], dtype=torch.float64)
+    transform = Transform("table", 0 * one, one, shift=torch.zeros(1).double(), scale=torch.ones(1).double())
+    return FitData("regression", Examples(inputs, targets), Examples(inputs[:0], targets[:0]), transform)
 
 
 def trajectory(network: NetworkConfig, data: FitData, seed: int = 3) -> State:

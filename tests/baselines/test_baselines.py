@@ -1,6 +1,7 @@
-"""The deterministic baseline and the ensemble against last snapshots by hand; the fits of BNN and dropout."""
+"""The deterministic baseline and the ensemble against last snapshots by hand; the fits of BNN, dropout and TabM."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from bdl_pipe.baselines.bnn import BnnConfig, BnnPosterior
 from bdl_pipe.baselines.deterministic import DETERMINISTIC, DeterministicConfig
 from bdl_pipe.baselines.dropout import DropoutConfig, DropoutPosterior
 from bdl_pipe.baselines.ensemble import ENSEMBLE, EnsembleConfig
+from bdl_pipe.baselines.tabm import TabmConfig
+from bdl_pipe.baselines.tabm import fit as fit_tabm
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ArtifactError, ConfigError
@@ -36,23 +39,18 @@ def student(method: Method, data: FitData, members: list[State], config: object)
     return make(data, {"trajectory": members}, config, rng=Seed(0), report=Silent())
 
 
-def probabilities(inputs: torch.Tensor, member: int) -> torch.Tensor:
-    with torch.no_grad():
-        return torch.softmax(SPEC.build(Seed(member).fold(2))(inputs), -1)
-
-
-def test_the_deterministic_baseline_predicts_with_the_last_snapshot(tiny_images: FitData) -> None:
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("method", "config", "members"),
+    [(DETERMINISTIC, DeterministicConfig(), [5]), (ENSEMBLE, EnsembleConfig(), range(3))],
+)
+def test_the_last_snapshots_predict_and_an_ensemble_averages_their_probabilities(
+    method: Method, config: object, members: Sequence[int], tiny_images: FitData
+) -> None:
     inputs, _ = tiny_images.tensors("validation")
-    state = student(DETERMINISTIC, tiny_images, [past(5)], DeterministicConfig())
-    mean = posterior_of(state).predict(inputs, rng=Seed(0)).mean
-    torch.testing.assert_close(mean, probabilities(inputs, 5))
-
-
-def test_the_ensemble_averages_probabilities(tiny_images: FitData) -> None:
-    inputs, _ = tiny_images.tensors("validation")
-    state = student(ENSEMBLE, tiny_images, [past(m) for m in range(3)], EnsembleConfig())
-    mean = posterior_of(state).predict(inputs, rng=Seed(0)).mean
-    torch.testing.assert_close(mean, sum(probabilities(inputs, m) for m in range(3)) / 3)
+    state = student(method, tiny_images, [past(m) for m in members], config)
+    last = [torch.softmax(SPEC.build(Seed(m).fold(2))(inputs), -1) for m in members]
+    torch.testing.assert_close(posterior_of(state).predict(inputs, rng=Seed(0)).mean, sum(last) / len(last))
 
 
 def test_an_ensemble_of_different_networks_is_refused(tiny_images: FitData) -> None:
@@ -73,7 +71,9 @@ HEAD = dataclasses.replace(BNN, stochastic="head")
 
 
 @pytest.mark.parametrize(
-    ("fit", "config"), [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT)], ids=["bnn", "dropout"]
+    ("fit", "config"),
+    [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT), (fit_tabm, TabmConfig(NETWORK, LEARN, members=3))],
+    ids=["bnn", "dropout", "tabm"],
 )
 def test_the_fit_learns_the_tiny_table_and_has_epistemic_variance(fit: FitMany, config: Any) -> None:
     how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))

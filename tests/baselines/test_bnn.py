@@ -1,4 +1,4 @@
-"""Bayes by backprop against torch.distributions and explicit loops; its mean-field module, alone and many at once."""
+"""Bayes by backprop against torch.distributions and explicit loops."""
 
 import dataclasses
 import math
@@ -7,27 +7,23 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Categorical, Normal, kl_divergence
-from torch.func import functional_call, stack_module_state, vmap
+from torch.func import functional_call
 
 from bdl_pipe import networks
 from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnPosterior, BnnSpec
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.networks.variational import MeanField
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import DECAYED, LEARN, STILL, fitted
+from tests.last_layer.cases import draw, perturbed
 
 CONFIG = BnnConfig(MlpConfig("mlp", (6, 5)), LEARN, "all", initial_sd=0.1, draws=4, validation_draws=2)
 
 
 def learner(outputs: int = 2, task: str = "regression", **changes: object) -> Bnn:
     """A float64 learner of three features with noise added to every parameter."""
-    made = Bnn(BnnSpec(dataclasses.replace(CONFIG, **changes), (3,), outputs, task), Seed(5)).double()  # type: ignore[arg-type]
-    generator = torch.Generator().manual_seed(1)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return made
+    config = dataclasses.replace(CONFIG, **changes)  # type: ignore[arg-type]
+    return perturbed(Bnn(BnnSpec(config, (3,), outputs, task), Seed(5)), 0.2, seed=1)  # type: ignore[arg-type]
 
 
 def first(noise: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -48,12 +44,8 @@ def divergence(made: Bnn, variance: dict[str, float]) -> Tensor:
     return total
 
 
-def rows(seed: int = 2) -> Tensor:
-    return torch.randn(7, 3, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
-
 def test_the_regression_loss_is_the_mean_nll_plus_the_weighted_kl_per_row() -> None:
-    made, inputs, targets = learner(kl_weight=0.7), rows(), rows(3)[:, :2]
+    made, inputs, targets = learner(kl_weight=0.7), draw(2, 7, 3), draw(3, 7, 2)
     noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
     outputs = functional_call(made.random.module, drawn(made, noise), (inputs,))
     fan_in = {"trunk.1": 3, "trunk.3": 6, "head": 5}
@@ -64,7 +56,7 @@ def test_the_regression_loss_is_the_mean_nll_plus_the_weighted_kl_per_row() -> N
 
 
 def test_the_class_loss_of_a_random_head_is_the_mean_nll_plus_the_kl_per_row() -> None:
-    made, inputs = learner(3, "classification", stochastic="head"), rows()
+    made, inputs = learner(3, "classification", stochastic="head"), draw(2, 7, 3)
     labels = torch.tensor([0, 1, 2, 2, 1, 0, 0])
     noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
     assert sorted(noise) == ["bias", "weight"]  # the trunk is a point
@@ -77,7 +69,7 @@ def test_the_class_loss_of_a_random_head_is_the_mean_nll_plus_the_kl_per_row() -
 
 
 def test_each_draw_predicts_as_a_plain_network_with_the_drawn_weights() -> None:
-    made, inputs = learner(), rows()
+    made, inputs = learner(), draw(2, 7, 3)
     predictive = made.predict(inputs, rng=Seed(9))
     assert predictive.draw_mean.shape == (4, 7, 2)
     for k in range(4):
@@ -101,39 +93,9 @@ def test_weight_decay_moves_only_the_weights_of_a_fixed_trunk(stochastic: str, m
     assert far == moved
 
 
-@pytest.mark.parametrize("key", ["initial_sd", "draws", "validation_draws", "prior_scale", "noise_variance"])
-def test_zero_is_refused_for_keys_that_must_be_positive(key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} must be > 0, got 0"):
-        dataclasses.replace(CONFIG, **{key: 0})
-
-
-def shaken(module: MeanField, seed: int) -> MeanField:
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator)
-    return module
-
-
-def mlp(seed: int = 0) -> MeanField:
-    network = networks.build(MlpConfig("mlp", (7, 5)), (3,), 2, rng=Seed(seed))
-    return shaken(MeanField(network, 0.05), seed)
-
-
 def test_normalisation_weights_stay_point_estimates() -> None:
     network = networks.build(ConvNetConfig("convnet", 4, 1), (1, 8, 8), 0, rng=Seed(0))
     module = MeanField(network, 0.1)
     norm = next(name for name, layer in network.named_modules() if isinstance(layer, nn.BatchNorm2d))
     assert sorted(module.log_sd) == ["trunk/0/bias", "trunk/0/weight"]
     assert f"module.{norm}.weight" in dict(module.named_parameters())
-
-
-def test_stacked_modules_give_the_outputs_of_each_module_alone() -> None:
-    modules = [mlp(s) for s in range(3)]
-    inputs = torch.randn(3, 4, 3, generator=torch.Generator().manual_seed(2))
-    noise = modules[0].draw(3, torch.Generator().manual_seed(1))
-    parameters, buffers = stack_module_state(modules)
-    stacked = vmap(lambda p, x, z: functional_call(modules[0], p, (x, z)))(parameters | buffers, inputs, noise)
-    for m, module in enumerate(modules):
-        alone = module(inputs[m], {k: v[m] for k, v in noise.items()})
-        torch.testing.assert_close(stacked[m], alone, atol=1e-6, rtol=1e-5)

@@ -1,7 +1,9 @@
 """The distribution by its quantiles, against integrals of its density and against SciPy; boosting of quantiles."""
 
 import math
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -31,28 +33,34 @@ def one(predictive: Quantiles, row: int, output: int) -> Quantiles:
     return Quantiles(predictive.values[row : row + 1, output : output + 1])
 
 
-def integral(function: object, knots: list[float]) -> float:
-    """Integrate between ends and kinks, where SciPy's rule is exact to 1e-8."""
-    return sum(quad(function, a, b, limit=200, epsabs=1e-12)[0] for a, b in pairwise(knots))
+def check_integrals(predictive: Any, inner: list[float]) -> None:
+    """Compare moments and distribution function of one row and output with integrals of the density.
+
+    ``inner`` are the kinks of the density, between which SciPy's rule is exact to 1e-8.
+    """
+    knots = [inner[0] - 80, inner[0] - 10, *inner, inner[-1] + 10, inner[-1] + 80]
+
+    def density(y: float) -> float:
+        return float(predictive.log_prob(torch.tensor([[y]], dtype=torch.float64)).exp())
+
+    def integral(function: Callable[[float], float], ends: list[float]) -> float:
+        return sum(quad(function, a, b, limit=200, epsabs=1e-12)[0] for a, b in pairwise(ends))
+
+    assert integral(density, knots) == pytest.approx(1, abs=1e-7)
+    mean = integral(lambda y: y * density(y), knots)
+    assert float(predictive.mean) == pytest.approx(mean, abs=1e-6)
+    assert float(predictive.variance) == pytest.approx(
+        integral(lambda y: (y - mean) ** 2 * density(y), knots), rel=1e-6
+    )
+    for y in (inner[0] - 1.0, (inner[1] + inner[2]) / 2, inner[-1] + 2.0):
+        below = integral(density, [k for k in knots if k < y] + [y])
+        assert float(predictive.cdf(torch.tensor([[y]], dtype=torch.float64))) == pytest.approx(below, abs=1e-7)
 
 
 @pytest.mark.parametrize(("row", "output"), [(0, 0), (1, 1), (3, 0)])
 def test_the_density_integrates_to_one_and_matches_the_moments_and_the_cdf(row: int, output: int) -> None:
-    whole = some()
-    predictive, inner = one(whole, row, output), whole.values[row, output].tolist()
-    knots = [inner[0] - 80, inner[0] - 10, *inner, inner[-1] + 10, inner[-1] + 80]
-
-    def density(y: float) -> float:
-        return float(predictive.log_prob(torch.tensor([[y]]).double()).exp())
-
-    assert integral(density, knots) == pytest.approx(1, abs=1e-7)
-    mean = integral(lambda y: y * density(y), knots)
-    assert float(whole.mean[row, output]) == pytest.approx(mean, abs=1e-6)
-    variance = integral(lambda y: (y - mean) ** 2 * density(y), knots)
-    assert float(whole.variance[row, output]) == pytest.approx(variance, rel=1e-6)
-    for y in (inner[0] - 1.0, (inner[1] + inner[2]) / 2, inner[-1] + 2.0):
-        below = integral(density, [k for k in knots if k < y] + [y])
-        assert float(predictive.cdf(torch.tensor([[y]]).double())) == pytest.approx(below, abs=1e-7)
+    predictive = one(some(), row, output)
+    check_integrals(predictive, predictive.values[0, 0].tolist())
 
 
 def test_quantiles_equal_the_given_values_and_invert_the_cdf() -> None:

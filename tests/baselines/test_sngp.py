@@ -10,15 +10,15 @@ import torch
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.sngp import SNGP, Sngp, SngpConfig, SngpPosterior, SngpSpec
 from bdl_pipe.config import read
-from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData, HeldRows
-from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
+
+from .cases import unscaled
 
 SECTION = {
     "network": {"name": "mlp", "hidden": [8]},
@@ -52,37 +52,23 @@ def trunk(state: State, x: torch.Tensor) -> np.ndarray:
     return np.maximum(x.flatten(1).double().numpy() @ weight.T + bias, 0)
 
 
-def z_scores(features: int, seeds: int, believed: float = 2.0) -> np.ndarray:
-    """(estimate − kernel)/deviation of one pair for each of ``seeds`` draws of the features.
+@torch.no_grad()
+def test_random_features_approximate_the_kernel_at_the_monte_carlo_rate() -> None:
+    """With δ a pair's difference, 2 cos a cos b has mean k(δ) and variance 1 + k(2δ)/2 − k(δ)².
 
-    With δ the pair's difference, 2 cos a cos b has mean k(δ) and variance 1 + k(2δ)/2 − k(δ)².
+    Within 5 deviations for few and for many features: false alarms 1e-6 in all. The control is another length scale.
     """
     x = torch.tensor([[0.3, -1.2, 0.5, 2.0], [1.0, 0.4, -0.7, -1.0]])
-    found = []
-    for seed in range(seeds):
-        model = learner(features, seed)
-        with torch.no_grad():
-            (a, b), (p, q) = model.trunk(x).double(), model.features(x).double()
-        squared = float((a - b).square().sum()) / believed**2
-        kernel, twice = math.exp(-0.5 * squared), math.exp(-2 * squared)
-        found.append((float(p @ q) - kernel) / math.sqrt((1 + twice / 2 - kernel**2) / features))
-    return np.array(found)
-
-
-@pytest.mark.parametrize("features", [32, 512])
-def test_random_features_approximate_the_kernel_at_the_monte_carlo_rate(features: int) -> None:
-    """Mean of 150 z: |mean| < 5/√150, and of z² within 1 ± 5√(2/150): false alarms below 1e-5 in all.
-
-    The second bound holds at both sizes only if the error falls as 1/√D.
-    """
-    z = z_scores(features, 150)
-    assert abs(z.mean()) < 5 / math.sqrt(150)
-    assert abs((z**2).mean() - 1) < 5 * math.sqrt(2 / 150)
-
-
-def test_a_wrong_length_scale_fails_the_check_of_the_mean() -> None:
-    z = z_scores(512, 150, believed=2.6)
-    assert abs(z.mean()) > 5 / math.sqrt(150)
+    for features in (1_000, 1_000_000):
+        model = learner(features)
+        (a, b), (p, q) = model.trunk(x).double(), model.features(x).double()
+        apart = {}
+        for length in (2.0, 2.6):
+            squared = float((a - b).square().sum()) / length**2
+            kernel, twice = math.exp(-0.5 * squared), math.exp(-2 * squared)
+            apart[length] = abs(float(p @ q) - kernel) / math.sqrt((1 + twice / 2 - kernel**2) / features)
+        assert apart[2.0] < 5
+    assert apart[2.6] > 5
 
 
 @pytest.mark.parametrize("changes", [{}, CONVNET], ids=["mlp", "convnet"])
@@ -170,9 +156,9 @@ def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression(noi
     np.testing.assert_allclose(found.variance.numpy(), (variance[:, None] + of_new).repeat(2, 1), rtol=1e-8)
     np.testing.assert_allclose(functions.covariance[0, 0, 0].diagonal(), variance, rtol=1e-8)
     np.testing.assert_allclose(np.broadcast_to(functions.noise[0], (1, 7, 2))[0], of_new.repeat(2, 1), rtol=1e-8)
-    line = {name: torch.tensor(value, dtype=torch.float64) for name, value in (("shift", 0.4), ("slope", 0.3))}
     model.factor = None
     if noise_of == "each input":
+        line = {name: torch.tensor(v, dtype=torch.float64) for name, v in (("shift", 0.4), ("slope", 0.3))}
         model.load_state_dict(model.with_estimated(model.state_dict(), line))
         moved = model.predict(test, rng=Seed(0)).variance[:, :1].detach().log()
         np.testing.assert_allclose(moved, 0.4 + 0.3 * np.log(of_new), rtol=1e-8)
@@ -187,10 +173,7 @@ def test_the_estimated_noise_is_the_mean_squared_residual_and_enters_the_precisi
     """After few steps the learned noise is still near 1; Λ of the fit uses the estimated noise."""
     random = np.random.default_rng(0)
     inputs = random.normal(size=(200, 4))
-    targets = inputs[:, :1] + 0.1 * random.normal(size=(200, 1))
-    one = torch.ones(4, dtype=torch.float64)
-    transform = Transform("table", 0 * one, one, shift=torch.zeros(1).double(), scale=torch.ones(1).double())
-    data = FitData("regression", Examples(inputs, targets), Examples(inputs[:0], targets[:0]), transform)
+    data = unscaled(inputs, inputs[:, :1] + 0.1 * random.normal(size=(200, 1)))
     learned, found = (made(data, training={**SECTION["training"], "noise": rule}) for rule in ("learned", "training"))  # type: ignore[dict-item]
     x, y = data.rows("train").slice(0, 200)
     head = learned.tensors["head"].double().numpy()

@@ -1,113 +1,117 @@
-"""The properties that both the regression layer and the discriminative layer have: gradients, stacking, rules."""
+"""The properties that every last layer has: gradients, stacking, autocast, rules of its arguments."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
-from bdl_pipe.errors import ConfigError
-from bdl_pipe.last_layer import Discriminative, Regression
+from bdl_pipe.last_layer import Discriminative, Generative, Regression
+from tests.refusals import refusal, refused
 
+from . import generative_cases
 from .cases import FORMS, Loss, draw, perturbed
 
 WIDTH, ROWS = 5, 8
-CLASSES = torch.arange(ROWS) % 3
+LABELS = torch.arange(ROWS) % 3
+OF_CLASSES, OF_NUMBERS = torch.stack([LABELS, (LABELS + 1) % 3, LABELS.flip(0)]), draw(2, 3, ROWS, 2)
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A layer with three data sets for it, [member, row, ...]."""
+    """A layer in float64 by its seed, and three data sets for it, [member, row, ...]."""
 
-    layer: type[Regression] | type[Discriminative]
-    outputs: int
+    make: Callable[[int], Any]
     targets: Tensor
 
-    def make(self, **options: Any) -> Any:
-        return self.layer(WIDTH, self.outputs, **options)
+    def loss(self, seed: int = 5) -> Loss:
+        return Loss(self.make(seed), 20)
+
+
+def gaussian(layer: Any, outputs: int, form: str, rank: int | None) -> Callable[[int], Any]:
+    return lambda seed: perturbed(layer(WIDTH, outputs, covariance=form, rank=rank), seed=seed)
 
 
 KINDS = {
-    "regression": Kind(Regression, 2, draw(2, 3, ROWS, 2)),
-    "classes": Kind(Discriminative, 3, torch.stack([CLASSES, (CLASSES + 1) % 3, CLASSES.flip(0)])),
+    **{f"regression-{form}": Kind(gaussian(Regression, 2, form, rank), OF_NUMBERS) for form, rank in FORMS},
+    **{f"classes-{form}": Kind(gaussian(Discriminative, 3, form, rank), OF_CLASSES) for form, rank in FORMS},
+    "generative": Kind(generative_cases.make, OF_CLASSES),
 }
-every_form = pytest.mark.parametrize(("form", "rank"), FORMS)
+every_kind = pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
 
 
-@pytest.fixture(params=KINDS)
-def kind(request: pytest.FixtureRequest) -> Kind:
-    return KINDS[request.param]
-
-
-@every_form
-def test_gradients_equal_finite_differences(kind: Kind, form: str, rank: int | None) -> None:
-    layer = perturbed(kind.make(covariance=form, rank=rank))
+@every_kind
+def test_gradients_equal_finite_differences(kind: Kind) -> None:
+    layer, features = kind.loss(), draw(1, ROWS, WIDTH).requires_grad_()
     names, values = zip(*layer.named_parameters(), strict=True)
-    wrapped, features = Loss(layer, 20), draw(1, ROWS, WIDTH).requires_grad_()
 
     def loss(features: Tensor, *values: Tensor) -> Tensor:
-        named = {f"layer.{n}": v for n, v in zip(names, values, strict=True)}
-        return functional_call(wrapped, named, (features, kind.targets[0]))
+        return functional_call(layer, dict(zip(names, values, strict=True)), (features, kind.targets[0]))
 
     assert torch.autograd.gradcheck(loss, (features, *values))
 
 
-@every_form
-def test_stacked_layers_have_the_losses_and_gradients_of_single_layers(kind: Kind, form: str, rank: int | None) -> None:
-    """Losses, and gradients by ``grad`` within ``vmap`` and by autograd through ``vmap``."""
-    layers: list[nn.Module] = [
-        Loss(perturbed(kind.make(covariance=form, rank=rank), seed=seed), 20) for seed in range(3)
-    ]
-    features = draw(1, 3, ROWS, WIDTH)
+@every_kind
+def test_stacked_layers_have_the_losses_and_gradients_of_single_layers(kind: Kind) -> None:
+    """On rows of their own: losses, and gradients by ``grad`` within ``vmap`` and by autograd through ``vmap``.
+
+    Losses on rows that the layers share, too.
+    """
+    layers = [kind.loss(seed) for seed in range(3)]
+    features, targets = draw(1, 3, ROWS, WIDTH), kind.targets
     parameters, buffers = stack_module_state(layers)
 
-    def losses(parameters: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
+    def losses(parameters: dict[str, Tensor], buffers: dict[str, Tensor], features: Tensor, targets: Tensor) -> Tensor:
         return functional_call(layers[0], (parameters, buffers), (features, targets))
 
-    together = vmap(losses)(parameters, features, kind.targets)
-    alone = torch.stack([layer(f, t) for layer, f, t in zip(layers, features, kind.targets, strict=True)])
+    together = vmap(losses)(parameters, buffers, features, targets)
+    alone = torch.stack([layer(f, t) for layer, f, t in zip(layers, features, targets, strict=True)])
     torch.testing.assert_close(together, alone, rtol=1e-12, atol=1e-12)
-    within = vmap(torch.func.grad(losses))(parameters, features, kind.targets)
+    shared = vmap(losses, in_dims=(0, 0, None, None))(parameters, buffers, features[0], targets[0])
+    alone = torch.stack([layer(features[0], targets[0]) for layer in layers])
+    torch.testing.assert_close(shared, alone, rtol=1e-12, atol=1e-12)
+    within = vmap(torch.func.grad(losses))(parameters, buffers, features, targets)
     around = dict(zip(parameters, torch.autograd.grad(together.sum(), list(parameters.values())), strict=True))
     for index, layer in enumerate(layers):
-        ours = torch.autograd.grad(layer(features[index], kind.targets[index]), list(layer.parameters()))
+        ours = torch.autograd.grad(layer(features[index], targets[index]), list(layer.parameters()))
         for (name, _), one in zip(layer.named_parameters(), ours, strict=True):
             torch.testing.assert_close(within[name][index], one, rtol=1e-10, atol=1e-12)
             torch.testing.assert_close(around[name][index], one, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("arguments", "key"),
-    [
-        ({"covariance": "full"}, "covariance"),  # test_covariance has the other forms that are refused
-        *(({"prior_variance": value}, "prior_variance") for value in (0.0, -1.0, float("nan"))),
-        *(({"wishart_dof": value}, "wishart_dof") for value in (0.0, -1.0)),
-        *(({"wishart_scale": value}, "wishart_scale") for value in (0.0, float("inf"))),
-        ({"initial_variance": -1.0}, "initial_variance"),
-    ],
-)
-def test_arguments_out_of_range_are_refused(kind: Kind, arguments: dict[str, object], key: str) -> None:
-    with pytest.raises(ConfigError, match=f"^{key} must be"):
-        kind.make(**arguments)
+@every_kind
+def test_autocast_changes_neither_the_loss_nor_its_gradients_nor_the_predictive(kind: Kind) -> None:
+    layer, targets = kind.make(5).float(), kind.targets[0]
+    targets = targets.float() if targets.is_floating_point() else targets
+    features = draw(1, ROWS, WIDTH).bfloat16().float().requires_grad_()
+    leaves = (features, *layer.parameters())
+    plain = layer.loss(features, targets, num_train=20)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = layer.loss(features, targets, num_train=20)
+        variance = layer.predict(features.bfloat16()).variance
+        assert torch.equal(layer.loss(features.bfloat16(), targets, num_train=20), plain)
+    fused = kind in (KINDS["regression-dense"], KINDS["classes-diagonal"])  # a backward that autocast leaves alone, too
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=fused):
+        slopes = torch.autograd.grad(inside, leaves)
+    assert torch.equal(inside, plain)
+    torch.testing.assert_close(slopes, torch.autograd.grad(plain, leaves), rtol=0, atol=0)
+    assert torch.equal(variance, layer.predict(features).variance)
 
 
-@pytest.mark.parametrize(
-    ("layer", "arguments", "key"),
-    [
-        *(
-            (layer, {"in_features": width}, "in_features")
-            for layer in (Regression, Discriminative)
-            for width in (0, -3)
-        ),
-        (Regression, {"out_features": 0}, "out_features"),
-        (Discriminative, {"num_classes": 1}, "num_classes"),
-        (Discriminative, {"predictive": "exact"}, "predictive"),
-        (Discriminative, {"draws": 0}, "draws"),
-    ],
-)
-def test_impossible_sizes_and_rules_are_refused(layer: type, arguments: dict[str, object], key: str) -> None:
-    sizes = {"in_features": WIDTH, "out_features" if layer is Regression else "num_classes": 3}
-    with pytest.raises(ConfigError, match=f"^{key} must be"):
-        layer(**sizes | arguments)
+def test_arguments_out_of_range_are_refused_with_their_rule() -> None:
+    rows = refused("last_layers")
+    sizes: dict[Any, dict[str, Any]] = {
+        Regression: {"out_features": 2},
+        Discriminative: {"num_classes": 3},
+        Generative: {"num_classes": 4, "class_counts": (1, 2, 3, 4)},
+    }
+    wrong = {}
+    for layer, valid in sizes.items():
+        for arguments, message in rows[layer.__name__] + (rows["both"] if layer is not Generative else []):
+            said = refusal(layer, **{"in_features": WIDTH, **valid, **arguments})
+            if not said.startswith(f"ConfigError: {message}"):
+                wrong[layer.__name__, str(arguments)] = said
+    assert wrong == {}

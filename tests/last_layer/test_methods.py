@@ -9,7 +9,6 @@ from torch.distributions import Normal, kl_divergence
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.layer import GaussianLayer
 from bdl_pipe.last_layer.learner import FeaturesConfig, LastLayerLearner, LastLayerSpec
@@ -20,6 +19,7 @@ from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.learner import FitResult
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP, fit
+from tests.refusals import refusal
 
 RNG = Seed(5).fold("member", 0)
 
@@ -28,22 +28,24 @@ def fitted(method: Method, data: FitData, inputs: Any = None, **changes: Any) ->
     return fit(method.name, "student", data, inputs or {}, rng=RNG, **changes)
 
 
-def learner(features: bool) -> LastLayerLearner:
-    section = {"network": MLP, "input_shape": [4], "outputs": 1, "task": "regression"}
-    section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": FEATURES if features else None}
+def learner(features: dict[str, Any] | None, outputs: int = 1, task: str = "regression") -> LastLayerLearner:
+    section = {"network": MLP, "input_shape": [4], "outputs": outputs, "task": task}
+    section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": features}
     return read(LastLayerSpec, section, "spec").build(Seed(1))
 
 
+def divergence(drawn: Any, sd_of_prior: float) -> torch.Tensor:
+    """The KL of the weights of a mean-field module from N(0, sd²), by torch.distributions."""
+    pairs = [(mean, drawn.log_sd[name.replace(".", "/")].exp()) for name, mean in drawn.module.named_parameters()]
+    return sum(kl_divergence(Normal(m, sd), Normal(torch.zeros_like(m), sd_of_prior)).sum() for m, sd in pairs)
+
+
 def test_the_loss_of_variational_features_adds_their_kl() -> None:
-    model = learner(features=True)
-    generator = torch.Generator().manual_seed(0)
+    model, generator = learner(FEATURES), torch.Generator().manual_seed(0)
     inputs, targets = torch.randn(6, 4, generator=generator), torch.randn(6, 1, generator=generator)
     noise = {k: v[0] for k, v in model.noise(1, 6, generator).items()}
-    kl = torch.zeros(())
-    for name, mean in model.trunk.module.named_parameters():
-        fan_in = 4  # one hidden layer on four features
-        q = Normal(mean, model.trunk.log_sd[name.replace(".", "/")].exp())
-        kl = kl + kl_divergence(q, Normal(torch.zeros_like(mean), (4 / fan_in**0.5) ** 0.5)).sum()
+    fan_in = 4  # one hidden layer on four features
+    kl = divergence(model.trunk, (4 / fan_in**0.5) ** 0.5)
     layer = model.layer.loss(model.trunk(inputs, noise), targets, num_train=50)
     torch.testing.assert_close(model(inputs, targets, 50, noise), layer + kl / 50, atol=1e-5, rtol=1e-5)
 
@@ -53,21 +55,14 @@ LINEAR = FEATURES | {"stochastic": "linear", "prior_variance": 0.01, "kl_weight"
 
 def test_a_gaussian_linear_layer_after_a_point_trunk_equals_torch_distributions() -> None:
     """Loss, prior, decay and prediction of the image models (Harrison et al. 2023, G.3), by torch.distributions."""
-    section = {"network": MLP, "input_shape": [4], "outputs": 3, "task": "classification"}
-    section |= {"layer": GAUSSIAN | {"name": "gaussian"}, "features": LINEAR}
-    model = read(LastLayerSpec, section, "spec").build(Seed(1))
-    generator = torch.Generator().manual_seed(0)
+    model, generator = learner(LINEAR, 3, "classification"), torch.Generator().manual_seed(0)
     inputs, labels = torch.randn(6, 4, generator=generator), torch.arange(6) % 3
     noise = {k: v[0] for k, v in model.noise(1, 6, generator).items()}
     assert {name: tuple(v.shape) for name, v in noise.items()} == {"weight": (8, 8), "bias": (8,)}
     assert model.linear is not None
     drawn = {k: m + model.linear.log_sd[k].exp() * noise[k] for k, m in model.linear.module.named_parameters()}
     features = model.trunk(inputs) @ drawn["weight"].T + drawn["bias"]
-    kl = torch.zeros(())
-    for name, mean in model.linear.module.named_parameters():
-        q = Normal(mean, model.linear.log_sd[name].exp())
-        kl = kl + kl_divergence(q, Normal(torch.zeros_like(mean), 0.1)).sum()
-    expected = model.layer.loss(features, labels, num_train=50) + 0.5 * kl / 50
+    expected = model.layer.loss(features, labels, num_train=50) + 0.5 * divergence(model.linear, 0.1) / 50
     torch.testing.assert_close(model(inputs, labels, 50, noise), expected, atol=1e-5, rtol=1e-5)
     decayed = {n for n, _ in model.named_parameters()} - model.undecayed()
     assert decayed == {"trunk.trunk.1.weight", "trunk.trunk.1.bias"}
@@ -77,30 +72,31 @@ def test_a_gaussian_linear_layer_after_a_point_trunk_equals_torch_distributions(
     torch.testing.assert_close(found.draw_log_probs, torch.stack(parts))
 
 
-@pytest.mark.parametrize("change", [{"prior_variance": None}, {"stochastic": "all"}, {"prior_variance": 0.0}])
-def test_a_prior_variance_is_needed_for_a_linear_layer_and_refused_without_one(change: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^features\.prior_variance must be > 0 if stochastic is linear"):
-        read(FeaturesConfig, LINEAR | change, "features")
+def test_a_prior_variance_is_for_a_linear_layer_and_a_rank_for_low_rank_alone() -> None:
+    rule = "ConfigError: features.prior_variance must be > 0 if stochastic is linear"
+    for change in ({"prior_variance": None}, {"stochastic": "all"}, {"prior_variance": 0.0}):
+        assert refusal(read, FeaturesConfig, LINEAR | change, "features").startswith(rule)
+    for changes, rule in (
+        ({"covariance": "lowrank"}, "must be > 0 for lowrank, got None"),
+        ({"covariance": "lowrank", "rank": 0}, "must be > 0 for lowrank, got 0"),
+        ({"rank": 2}, "must be null for dense, got 2"),
+    ):
+        assert refusal(read, GaussianLayer, GAUSSIAN | changes, "layer") == f"ConfigError: layer.rank {rule}"
 
 
 def test_weight_decay_applies_to_a_point_trunk_alone() -> None:
-    point, variational = learner(features=False), learner(features=True)
-    assert {n for n, _ in point.named_parameters()} - point.undecayed() == {
-        "trunk.trunk.1.weight",
-        "trunk.trunk.1.bias",
-    }
-    assert variational.undecayed() == {n for n, _ in variational.named_parameters()}
+    names = {n for n, _ in learner(None).named_parameters()}
+    assert names - learner(None).undecayed() == {"trunk.trunk.1.weight", "trunk.trunk.1.bias"}
+    assert learner(FEATURES).undecayed() == {n for n, _ in learner(FEATURES).named_parameters()}
 
 
 def test_the_prediction_is_the_mixture_over_drawn_trunks(tiny_table: FitData) -> None:
     posterior = LastLayerPosterior.from_state(fitted(VBLL_BNN, tiny_table, layer=GAUSSIAN))
     inputs, targets = tiny_table.tensors("validation")
-    predictive = posterior.predict(inputs, rng=Seed(2))
-    parts = []
+    predictive, model = posterior.predict(inputs, rng=Seed(2)), posterior.learner
     with torch.no_grad():
-        for draw in range(3):
-            features = posterior.learner.features(inputs, draw, Seed(2))
-            parts.append(posterior.learner.layer.predict(features).log_prob(targets).exp())
+        drawn = [model.layer.predict(model.features(inputs, draw, Seed(2))) for draw in range(3)]
+        parts = [each.log_prob(targets).exp() for each in drawn]
     assert isinstance(predictive, Gaussian)
     assert (predictive.draw_mean[0] - predictive.draw_mean[1]).abs().max() > 1e-4
     expected = torch.stack(parts).mean(0).log()
@@ -123,32 +119,6 @@ def test_a_refit_adds_a_density_and_keeps_the_class_probabilities(tiny_images: F
         expected = plain.learner.layer.refit_noise([(features, labels)]).log_density(features)
     torch.testing.assert_close(after.scores["refit_density"], expected, atol=1e-2, rtol=1e-4)
     assert (before.scores["feature_density"] - after.scores["refit_density"]).abs().max() > 1.0
-
-
-BAD = [("prior_variance", 0.0), ("prior_variance", -1.0), ("wishart_dof", 0.0), ("wishart_scale", -1.0)]
-BAD += [("kl_weight", -0.5)]
-BAD_OF = {"vbll": [*BAD, ("draws", 0)], "g_vbll": [*BAD, ("dirichlet", 0.0)]}
-
-
-@pytest.mark.parametrize(("method", "key", "value"), [(m, *bad) for m, numbers in BAD_OF.items() for bad in numbers])
-def test_layer_numbers_out_of_range_are_refused_when_the_section_is_read(method: str, key: str, value: float) -> None:
-    section = CONFIGS[method, METHODS[method].tasks[0]]
-    least = ">=" if key == "kl_weight" else ">"
-    with pytest.raises(ConfigError, match=rf"^methods\.{method}\.layer\.{key} must be {least} 0, got {value}$"):
-        read(METHODS[method].config, {**section, "layer": {**section["layer"], key: value}}, f"methods.{method}")
-
-
-@pytest.mark.parametrize(
-    ("changes", "rule"),
-    [
-        ({"covariance": "lowrank"}, "must be > 0 for lowrank, got None"),
-        ({"covariance": "lowrank", "rank": 0}, "must be > 0 for lowrank, got 0"),
-        ({"rank": 2}, "must be null for dense, got 2"),
-    ],
-)
-def test_a_rank_is_required_for_low_rank_and_refused_for_dense(changes: dict[str, Any], rule: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^layer\.rank {rule}$"):
-        read(GaussianLayer, GAUSSIAN | changes, "layer")
 
 
 def test_the_feature_draws_of_a_refit_follow_the_seed_of_the_member(tiny_images: FitData) -> None:

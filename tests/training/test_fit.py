@@ -1,14 +1,15 @@
 """Many learners trained together against each learner alone; the choice of epochs; exact resumption."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bdl_pipe.artifacts import State, from_bytes, to_bytes
+from bdl_pipe.artifacts import to_bytes
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
@@ -16,7 +17,7 @@ from bdl_pipe.predictive import Gaussian, Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.fit import fit_epochs
-from bdl_pipe.training.learner import EarlyStopping, FitResult, Learner, TrainingConfig
+from bdl_pipe.training.learner import EarlyStopping, FitResult, Learner, NoiseRule, TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from bdl_pipe.training.snapshots import SnapshotPolicy
 from tests.conftest import make_tiny_table
@@ -49,17 +50,29 @@ class Noisy(Learner):
         return {"bias"}
 
 
+class Measured(Noisy):
+    """Its noise is the mean squared error of the rows that it is estimated on."""
+
+    def __init__(self, rng: Seed) -> None:
+        super().__init__(rng)
+        self.register_buffer("error", torch.zeros(()))
+
+    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+        error = torch.cat([(each.mean - targets).square() for each, targets in predicted]).mean()
+        return float(error), {"error": error}
+
+
 def table(seed: int, shift: float = 0.0) -> FitData:
     """80 training rows, 20 validation rows, and a search view of the first 60 training rows and the next 20."""
     whole = make_tiny_table()
     random = np.random.default_rng(seed)
     inputs = whole.train.inputs + random.normal(0, 0.1, whole.train.inputs.shape)
     targets = whole.train.targets + shift
-    validation = Examples(inputs[:0], targets[:0])
-    search = dataclasses.replace(
-        whole, train=Examples(inputs[:60], targets[:60]), validation=Examples(inputs[60:], targets[60:])
+    some, rest, every, none = (
+        Examples(inputs[at], targets[at]) for at in (slice(60), slice(60, 80), slice(80), slice(0))
     )
-    return dataclasses.replace(whole, train=Examples(inputs, targets), validation=validation, search=search)
+    search = dataclasses.replace(whole, train=some, validation=rest)
+    return dataclasses.replace(whole, train=every, validation=none, search=search)
 
 
 def config(
@@ -120,9 +133,7 @@ def test_a_fit_of_one_learner_matches_a_plain_loop() -> None:
 
 def test_the_chosen_epoch_has_the_best_score_on_the_search_view() -> None:
     data, rng = table(0), RNGS[0]
-    (chosen,) = fit(
-        [data], [rng], config(epochs=40, early_stopping=EarlyStopping(every=4, patience=None), optimiser=LOUD)
-    )
+    (chosen,) = fit([data], [rng], config(40, EarlyStopping(every=4, patience=None), LOUD))
     scores = {}
     for epochs in range(4, 41, 4):
         (at,) = fit([data.search], [rng.fold("search")], config(epochs=epochs, optimiser=LOUD))
@@ -170,22 +181,35 @@ def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
         same(fitted(rest), whole)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("noise", ["validation", "training", "learned"])
+def test_the_noise_is_of_validation_rows_at_the_best_epoch_or_of_training_rows(noise: NoiseRule) -> None:
+    """The model of the validation rows has not seen them: a fit to the other rows alone, for the chosen epochs."""
+    data, rng = table(0), RNGS[0]
+    how = dataclasses.replace(config(20, EarlyStopping(2, None), LOUD), noise=noise)
+    with torch.enable_grad():
+        (found,) = fit_epochs(lambda _, r: Measured(r), [data], how, rngs=[rng], report=Silent())
+        (other,) = fit([data.search], [rng.fold("search")], config(epochs=found.epochs, optimiser=LOUD))
+    model, held = Measured(rng), noise == "validation"
+    model.load_state_dict({**(other if held else found).state, "error": torch.zeros(())})
+    inputs, targets = data.search.tensors("validation") if held else data.tensors("train")
+    error = (model.predict(inputs, rng=rng).mean - targets).square().mean()
+    torch.testing.assert_close(found.state["error"], error if noise != "learned" else torch.zeros(()))
+
+
 @pytest.mark.parametrize("patience", [4, 8, 20])
 def test_the_search_ends_when_patience_runs_out_and_not_before(patience: int) -> None:
-    data, rng, told = table(0), RNGS[0], Scores()
-    fit([data], [rng], config(epochs=40, early_stopping=EarlyStopping(4, None), optimiser=LOUD), told)
-    best = 4
+    data, whole, patient = [table(0)], Watched(), Watched()
+    fit(data, RNGS[:1], config(40, EarlyStopping(4, None), LOUD), whole)
+    scores, best = scores_of(whole), 4
     for epoch in range(4, 41, 4):  # the rule, spelled out on the scores of the whole search
-        if told.scores[epoch] < told.scores[best]:
+        if scores[epoch] < scores[best]:
             best = epoch
         if epoch - best >= patience:
             break
-    patient = Scores()
-    (fitted,) = fit(
-        [data], [rng], config(epochs=40, early_stopping=EarlyStopping(4, patience), optimiser=LOUD), patient
-    )
+    (fitted,) = fit(data, RNGS[:1], config(40, EarlyStopping(4, patience), LOUD), patient)
     assert fitted.epochs == best
-    assert patient.steps == epoch * 3 + best * 5  # the search ends with an epoch, of 3 steps; the final fit's have 5
+    assert len(patient.steps) == epoch * 3 + best * 5  # an epoch of the search has 3 steps, of the final fit 5
 
 
 def test_a_member_out_of_patience_chooses_the_same_epoch_with_others_as_alone() -> None:
@@ -276,32 +300,21 @@ def test_a_score_of_zero_is_reported_and_an_absent_score_is_not() -> None:
         def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
             return Certain()
 
-    def told(report: Report) -> Report:
+    def reported(report: Any) -> Watched:
         fit_epochs(lambda _, rng: Sure(rng), [table(0)], config(early_stopping=CHOOSE), rngs=RNGS[:1], report=report)
         return report
 
-    assert told(Scores()).scores == dict.fromkeys(range(2, 7), 0.0)
+    assert scores_of(reported(Watched())) == dict.fromkeys(range(2, 7), 0.0)
     for stop, first in ((2, 2), (8, 3)):  # with 3 steps an epoch: before and after the first score
-        assert told(Scores(to_bytes(killed(told, stop)))).scores == dict.fromkeys(range(first, 7), 0.0)
+        again = reported(Watched(kept=to_bytes(killed(reported, stop))))
+        assert scores_of(again) == dict.fromkeys(range(first, 7), 0.0)
 
 
 LOUD = OptimiserConfig("adamw", 1.0)
 PATIENT = config(epochs=40, early_stopping=EarlyStopping(every=1, patience=4), optimiser=OptimiserConfig("adamw", 0.3))
 
 
-class Scores(Report):
-    """The validation scores of the search by epoch, and the number of steps, from a checkpoint on."""
-
-    def __init__(self, kept: bytes | None = None) -> None:
-        self.scores: dict[int, float] = {}
-        self.steps = 0
-        self._kept = kept
-
-    def load(self) -> State | None:
-        return None if self._kept is None else from_bytes(self._kept)
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        assert metrics is not None and 0 < step <= total
-        self.steps += 1
-        if "validation_nll" in metrics and metrics["epoch"].is_integer():
-            self.scores[int(metrics["epoch"])] = metrics["validation_nll"]
+def scores_of(report: Watched) -> dict[int, float]:
+    """The validation scores of the search by epoch."""
+    known = [m for m in report.seen if "validation_nll" in m]
+    return {int(m["epoch"]): m["validation_nll"] for m in known if float(m["epoch"]).is_integer()}

@@ -10,10 +10,19 @@ from torch import Tensor
 
 from bdl_pipe.artifacts import State, to_bytes
 from bdl_pipe.config import read
-from bdl_pipe.errors import ConfigError, Diverged
+from bdl_pipe.errors import Diverged
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.loop import Objective, OptimiserConfig, learning_rate, make_optimiser, run_steps
+from bdl_pipe.training.loop import (
+    Objective,
+    OptimiserConfig,
+    checkpoint,
+    learning_rate,
+    make_optimiser,
+    resume,
+    run_steps,
+)
+from tests.refusals import refusal
 from tests.resuming import Watched, killed
 
 STEPS = 40
@@ -64,18 +73,19 @@ class Regression(Objective):
 def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int) -> None:
     whole, half, rest = Regression(), Regression(), Regression()
     run_steps(whole, config, STEPS, Silent())
-    checkpoint = killed(lambda report: run_steps(half, config, STEPS, report), stop)
-    run_steps(rest, config, STEPS, Watched(kept=to_bytes(checkpoint)))
+    state = killed(lambda report: run_steps(half, config, STEPS, report), stop)
+    run_steps(rest, config, STEPS, Watched(kept=to_bytes(state)))
     assert all(torch.equal(v, rest.state()[k]) for k, v in whole.state().items())
     if stop < STEPS:
         assert not torch.equal(half.weight, whole.weight)
 
 
-def test_a_resumed_descent_without_its_optimiser_state_has_other_bits() -> None:
-    """The control: without the optimiser's tensors the same check fails."""
-    config = OPTIMISERS[0]
-    whole, rest = Regression(), Regression()
-    run_steps(whole, config, STEPS, Silent())
+def test_each_step_is_reported_once_and_a_descent_without_its_optimisers_state_has_other_bits() -> None:
+    """The second is the control of the test above."""
+    config, whole, rest, report = OPTIMISERS[0], Regression(), Regression(), Watched()
+    run_steps(whole, config, STEPS, report)
+    assert report.steps == [(step, STEPS) for step in range(1, STEPS + 1)]
+    assert all([*metrics] == ["loss"] for metrics in report.seen)
     state = killed(lambda report: run_steps(Regression(), config, STEPS, report), 13)
     kept = {k: v for k, v in state.tensors.items() if k.startswith("task.")}
     assert len(kept) < len(state.tensors)
@@ -83,10 +93,8 @@ def test_a_resumed_descent_without_its_optimiser_state_has_other_bits() -> None:
     assert not torch.equal(whole.weight, rest.weight)
 
 
-@pytest.mark.parametrize("config", OPTIMISERS, ids=lambda c: f"{c.name}-{c.schedule}-{c.momentum}")
+@optimisers
 def test_restored_moments_keep_the_parameters_memory_order(config: OptimiserConfig) -> None:
-    from bdl_pipe.training.loop import checkpoint, resume
-
     task = Regression()
     optimiser = make_optimiser(task.parameters(), config)
     task.loss(0).backward()
@@ -248,56 +256,25 @@ def test_a_leaf_that_is_not_trained_has_no_gradient_and_changes_no_weight(config
     assert torch.equal(beside.bias, alone.bias)
 
 
-@pytest.mark.parametrize(
-    ("task", "said"),
-    [
-        (Cliff(3, factor=True), "a matrix became singular, NaN or infinite at step 3: lower the learning rate"),
+def test_a_singular_matrix_or_a_parameter_of_nan_is_divergence() -> None:
+    singular = "a matrix became singular, NaN or infinite at step 3: lower the learning rate"
+    for task, message in (
+        (Cliff(3, factor=True), singular),
         (Cliff(4, factor=False), "a parameter became NaN or infinite in the last step"),
-    ],
-)
-def test_a_singular_matrix_or_a_parameter_of_nan_is_divergence(task: Cliff, said: str) -> None:
-    with pytest.raises(Diverged, match=f"^{said}"):
-        run_steps(task, OPTIMISERS[3], 5, Silent())
+    ):
+        with pytest.raises(Diverged, match=f"^{message}"):
+            run_steps(task, OPTIMISERS[3], 5, Silent())
 
 
-def test_every_step_is_reported_once() -> None:
-    report = Watched()
-    run_steps(Regression(), OPTIMISERS[3], 4, report)
-    assert [(step, *metrics) for step, metrics in zip(report.steps, report.seen, strict=True)] == [
-        ((step, 4), "loss") for step in (1, 2, 3, 4)
+def test_milestones_that_do_not_rise_and_a_wrong_number_of_them_are_refused() -> None:
+    rows = [
+        *(("constant", at, "must rise, each in (0, 1)") for at in ([0.5, 0.5], [0.0], [0.5, 1.0])),
+        ("step", [], "must be given for the schedule step"),
+        *(("linear", at, "must be two for the schedule linear") for at in ([], [0.5], [0.2, 0.5, 0.9])),
     ]
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "rule"),
-    [
-        ("name", "lion", "must be one of adam, adamw, sgd, lamb, got 'lion'"),
-        ("lr", 0, "must be > 0, got 0.0"),
-        ("schedule", "square", "must be one of constant, cosine, one_cycle, step, linear, got 'square'"),
-        ("warmup", 0, "must be in (0, 1), got 0.0"),
-        ("warmup", 1, "must be in (0, 1), got 1.0"),
-        ("weight_decay", -1, "must be >= 0, got -1.0"),
-        ("momentum", 1, "must be in [0, 1), got 1.0"),
-        ("grad_clip_norm", 0, "must be > 0 or null, got 0.0"),
-        ("milestones", [0.5, 0.5], "must rise, each in (0, 1), got [0.5, 0.5]"),
-        ("milestones", [0.0], "must rise, each in (0, 1), got [0.0]"),
-        ("milestones", [0.5, 1], "must rise, each in (0, 1), got [0.5, 1.0]"),
-        ("factor", 0, "must be > 0, got 0.0"),
-    ],
-)
-def test_a_bad_setting_of_an_optimiser_is_refused_with_its_rule(key: str, value: object, rule: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(OptimiserConfig, {"name": "adam", "lr": 1.0, key: value}, "o")
-    assert str(caught.value) == f"o.{key} {rule}"
-
-
-@pytest.mark.parametrize(
-    ("schedule", "milestones", "count"),
-    [("step", [], "given"), *(("linear", m, "two") for m in ([], [0.5], [0.2, 0.5, 0.9]))],
-)
-def test_a_wrong_number_of_milestones_is_refused(schedule: str, milestones: list[float], count: str) -> None:
-    with pytest.raises(ConfigError, match=rf"^o.milestones must be {count} for the schedule {schedule}, got \["):
-        read(OptimiserConfig, {"name": "adam", "lr": 1.0, "schedule": schedule, "milestones": milestones}, "o")
+    for schedule, at, rule in rows:
+        section = {"name": "adam", "lr": 1.0, "schedule": schedule, "milestones": at}
+        assert refusal(read, OptimiserConfig, section, "o") == f"ConfigError: o.milestones {rule}, got {at}"
 
 
 def test_a_gradient_of_another_memory_order_moves_the_right_weights() -> None:

@@ -10,11 +10,10 @@ import torch.nn.functional as F
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import read, to_mapping
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
-from bdl_pipe.registry import METHODS, posterior_of
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.snapshots import (
     MomentsConfig,
@@ -27,6 +26,8 @@ from bdl_pipe.training.snapshots import (
     trained,
 )
 from bdl_pipe.trajectory.sgd import SGD, SgdConfig
+from tests.cases import fit
+from tests.refusals import refusal
 from tests.resuming import Watched, resumed, same_bits
 from tests.training.test_fit import table
 
@@ -141,9 +142,8 @@ def test_a_trajectory_that_keeps_its_start_records_the_epoch_of_each_snapshot(ti
     assert at == [0, 10.2, 10.8, 11.4, 12]
     for row, epoch in enumerate(at[1:], start=1):
         assert all(torch.equal(v[row], whole.tensors[name][round(5 * epoch) - 1]) for name, v in spaced.tensors.items())
-    chosen = trajectory(
-        table(0), epochs=30, early_stopping=CHOOSE, extra_epochs=5, snapshots=4, every=2, keep_start=True
-    )
+    section = {"epochs": 30, "early_stopping": CHOOSE, "extra_epochs": 5, "snapshots": 4, "every": 2}
+    chosen = trajectory(table(0), **section, keep_start=True)
     assert epochs(chosen) == [0, *(chosen.config["epochs"] - left for left in (6, 4, 2, 0))]
     assert all(len(v) == 5 for v in snapshots(chosen).values())
 
@@ -158,20 +158,9 @@ def test_a_continued_trajectory_starts_at_the_last_snapshot_of_the_first(tiny_ta
 
 
 def test_posteriors_of_a_trajectory_do_not_use_its_start(tiny_table: FitData) -> None:
-    plain, started = trajectory(tiny_table, snapshots=4), trajectory(tiny_table, snapshots=4, keep_start=True)
-    sections = {
-        "deterministic": {},
-        "swa": {"batch_norm_rows": None, "batch_norm_batch": 32},
-        "swag": {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32},
-    }
-    for name, section in sections.items():
-        method = METHODS[name]
-        config = read(method.config, section, name)
-        made = [
-            method.stages["student"].fit_one(tiny_table, {"trajectory": [s]}, config, rng=Seed(1), report=Silent())
-            for s in (plain, started)
-        ]
-        assert same_bits(*made), name
+    paths = [trajectory(tiny_table, snapshots=4, keep_start=start) for start in (False, True)]
+    for name in ("deterministic", "swa", "swag"):
+        assert same_bits(*(fit(name, "student", tiny_table, {"trajectory": [path]}) for path in paths)), name
 
 
 def test_extra_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> None:
@@ -187,16 +176,8 @@ def test_extra_epochs_are_run_beyond_the_chosen_number(tiny_table: FitData) -> N
 
 @pytest.mark.parametrize("members", [1, 2])
 def test_a_killed_trajectory_continues_with_the_same_bits(members: int) -> None:
-    section = {
-        "epochs": 6,
-        "snapshots": 2,
-        "every": 2,
-        "early_stopping": CHOOSE,
-        "extra_epochs": 3,
-        "moments": {"count": 4, "every": 1},
-        "snapshots_per_epoch": 2,
-    }
-    section |= {"keep_start": True}
+    section = {"epochs": 6, "snapshots": 2, "every": 2, "snapshots_per_epoch": 2, "keep_start": True}
+    section |= {"early_stopping": CHOOSE, "extra_epochs": 3, "moments": {"count": 4, "every": 1}}
     config = read(SgdConfig, SECTION | section | {"variance_floor": 1e-3}, "methods.sgd")
     data, rngs = [table(m, 5.0 * m) for m in range(members)], [Seed(3).fold(m) for m in range(members)]
     together = SGD.stages["trajectory"].fit_many
@@ -229,14 +210,9 @@ def test_posteriors_of_a_trajectory_have_its_noise_variance(tiny_table: FitData)
     """The predictive against a mixture of torch.distributions, from the stored tensors by hand."""
     state = trajectory(tiny_table, snapshots=4, variance_floor=0.05, moments={"count": 4, "every": 1})
     other = trajectory(tiny_table, snapshots=4, variance_floor=0.05, optimiser=SECTION["optimiser"] | {"lr": 0.02})
-    swag = {"rank": 2, "scale": 0.5, "draws": 3, "batch_norm_rows": None, "batch_norm_batch": 32}
     inputs, targets = tiny_table.tensors("validation")
-    students = (("deterministic", {}, [state]), ("ensemble", {}, [state, other]), ("swag", swag, [state]))
-    for name, section, past in students:
-        method = METHODS[name]
-        made = method.stages["student"].fit_one(
-            tiny_table, {"trajectory": past}, read(method.config, section, name), rng=Seed(1), report=Silent()
-        )
+    for name, past in (("deterministic", [state]), ("ensemble", [state, other]), ("swag", [state])):
+        made = fit(name, "student", tiny_table, {"trajectory": past})
         found = posterior_of(made).predict(inputs, rng=Seed(0))
         first, bias, head, shift = made.tensors.values()
         hidden = torch.relu(torch.einsum("ni,dhi->dnh", inputs, first) + bias[:, None])
@@ -261,23 +237,8 @@ def test_optional_keys_that_are_absent_are_not_written() -> None:
     assert all(read(NetworkSpec, to_mapping(s), "s") == s for s in (spec, floored))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"every": 0}, "s.every must be > 0, got 0"),
-        ({"extra_epochs": -1}, "s.extra_epochs must be >= 0, got -1"),
-        ({"extra_epochs": 5}, "s.extra_epochs must be 0 if early_stopping is null, got 5"),
-        ({"variance_floor": 0}, "s.variance_floor must be > 0 or null, got 0.0"),
-        ({"moments": {"count": 1, "every": 1}}, "s.moments.count must be > 1, got 1"),
-        ({"moments": {"count": 2}}, "s.moments.every is missing"),
-    ],
-)
-def test_a_bad_setting_of_a_trajectory_is_refused_with_its_rule(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        read(SgdConfig, SECTION | changes, "s")
-    assert str(caught.value) == message
-
-
-def test_a_variance_floor_is_refused_for_classes(tiny_images: FitData) -> None:
-    with pytest.raises(ConfigError, match=r"^variance_floor must be null: classes have no variance, got 0\.1$"):
-        trajectory(tiny_images, variance_floor=0.1)
+def test_extra_epochs_without_early_stopping_and_a_variance_floor_of_classes_are_refused(tiny_images: FitData) -> None:
+    rule = "extra_epochs must be 0 if early_stopping is null, got 5"
+    assert refusal(read, SgdConfig, SECTION | {"extra_epochs": 5}, "s") == f"ConfigError: s.{rule}"
+    rule = "variance_floor must be null: classes have no variance, got 0.1"
+    assert refusal(trajectory, tiny_images, variance_floor=0.1) == f"ConfigError: {rule}"
