@@ -9,6 +9,8 @@ from bdl_pipe import artifacts
 from bdl_pipe.config import read
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.normalise import fit_transform
+from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders, preparation
 
@@ -37,6 +39,18 @@ def prepare_at(
     with artifacts.publish(fit, folders.FIT_KIND) as a, artifacts.publish(holdout, folders.HOLDOUT_KIND) as b:
         preparation.prepare("d", {"d": config, **others}, a, b, rng=Seed(seed).fold("d"), fan_out=fan_out)
     return fit, holdout
+
+
+def loaded(root: Path, config: DatasetConfig, **options: Any) -> tuple[FitData, FitData, folders.Holdout]:
+    """Prepare the data set ``d``; return the data of its search and of its final fit, and its holdout."""
+    fit, holdout = prepare_at(root, config, **options)
+    search, final = (folders.load_fit(fit, 0, final=final) for final in (False, True))
+    return search, final, folders.load_holdout(holdout, 0)
+
+
+def transform_of(inputs: np.ndarray, targets: np.ndarray, *, normalise: Any = "robust", **options: Any) -> Transform:
+    """Fit the transform of a table."""
+    return fit_transform(inputs, targets, kind="table", normalise=normalise, whiten=False, **options)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:

@@ -28,13 +28,9 @@ def labels(rows: int, classes: int) -> np.ndarray:
     return np.arange(rows, dtype=np.int64) % classes
 
 
-def tar(path: Path, members: dict[str, bytes]) -> None:
-    with open(path, "wb") as sink:
-        _tar_into(sink, members)
-
-
-def _tar_into(sink: BinaryIO, members: dict[str, bytes]) -> None:
-    with tarfile.open(fileobj=sink, mode="w:gz", compresslevel=1) as archive:
+def tar(to: Path | BinaryIO, members: dict[str, bytes]) -> None:
+    place = {"name": to} if isinstance(to, Path) else {"fileobj": to}
+    with tarfile.open(**place, mode="w:gz", compresslevel=1) as archive:  # type: ignore[call-overload]
         for name, blob in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(blob)
@@ -131,5 +127,5 @@ def rewritten(blob: bytes, name: str, change: Callable[[bytes], tuple[bytes, str
     hurt = sorted(members)[len(blob) % len(members)]
     members[hurt], about = change(members[hurt])
     with io.BytesIO() as sink:
-        _tar_into(sink, members)
+        tar(sink, members)
         return sink.getvalue(), f"{hurt}, {about}"

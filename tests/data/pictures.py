@@ -1,6 +1,9 @@
 """Pictures to corrupt: smooth shades with sharp-edged discs and stripes."""
 
+from pathlib import Path
+
 import numpy as np
+from PIL import Image
 
 from bdl_pipe.seeds import Seed
 
@@ -23,3 +26,15 @@ def pictures(number: int, channels: int, height: int = 32, width: int = 32) -> n
 
 def flat(number: int, channels: int, value: int, size: int = 32) -> np.ndarray:
     return np.full((number, channels, size, size), value, np.uint8)
+
+
+def two_classes(root: Path, rows: int = 30) -> Path:
+    """Write two classes, ``a`` and ``b``, of different grey images; those of class ``b`` are bright at the top."""
+    random = np.random.default_rng(0)
+    for number in range(2 * rows):
+        pixels = random.integers(0, 100, (6, 6), dtype=np.uint8)
+        pixels[:3] += np.uint8(100 * (number % 2))
+        path = root / "ab"[number % 2] / f"{number:02d}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return root

@@ -8,18 +8,12 @@ import torch
 from bdl_pipe.data.augment import OPERATIONS, AugmentConfig, augment
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
+from tests.case_files import cases_of
 
-STRENGTHS = {
-    "flip": 0.5,
-    "brightness": 0.25,
-    "colour": 0.25,
-    "crop": 1.25,
-    "pad_crop": 4.0,
-    "rotate": 15.0,
-    "translate": 0.125,
-    "cutout": 0.25,
-    "noise": 0.1,
-}
+cases = cases_of(__file__)
+
+STRENGTHS = {"flip": 0.5, "brightness": 0.25, "colour": 0.25, "crop": 1.25, "pad_crop": 4.0, "rotate": 15.0}
+STRENGTHS |= {"translate": 0.125, "cutout": 0.25, "noise": 0.1}
 
 
 def only(name: str, strength: float | None = None) -> AugmentConfig:
@@ -31,17 +25,11 @@ def images(count: int = 8, side: int = 8, channels: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", STRENGTHS)
-def test_equal_seeds_give_equal_images_and_other_seeds_other_images(name: str) -> None:
+def test_equal_seeds_give_equal_images_and_gradients_equal_finite_differences(name: str) -> None:
     first, second, other = (augment(images(), only(name), Seed(0).fold(i)) for i in (1, 1, 2))
     assert torch.equal(first, second)
-    assert not torch.equal(first, other)
-    assert not torch.equal(first, images())
-
-
-@pytest.mark.parametrize("name", STRENGTHS)
-def test_gradients_equal_finite_differences(name: str) -> None:
-    config = only(name)
-    assert torch.autograd.gradcheck(lambda x: augment(x, config, Seed(3)), images(2, 4).requires_grad_())
+    assert not torch.equal(first, other) and not torch.equal(first, images())
+    assert torch.autograd.gradcheck(lambda x: augment(x, only(name), Seed(3)), images(2, 4).requires_grad_())
 
 
 def test_no_operations_or_zero_strengths_leave_the_images_unchanged() -> None:
@@ -160,16 +148,7 @@ def test_noise_has_the_given_standard_deviation() -> None:
     assert math.isclose(float(noise.mean()), 0, abs_tol=6 * 0.1 / math.sqrt(200_000))
 
 
-@pytest.mark.parametrize(
-    ("operations", "message"),
-    [
-        ({"blur": 1.0}, "operations.blur is not one of flip"),
-        ({"noise": -0.1}, "operations.noise must be >= 0, got -0.1"),
-        ({"flip": 1.5}, "operations.flip must be <= 1, got 1.5"),
-        ({"pad_crop": 1.5}, "operations.pad_crop must be a whole number of pixels, got 1.5"),
-        ({"crop": 0.5}, "operations.crop must be 0 or >= 1, got 0.5"),
-    ],
-)
+@cases("refused", "operations message")
 def test_unknown_operations_and_strengths_out_of_range_are_refused(operations: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         AugmentConfig("all", operations)

@@ -15,17 +15,11 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Kind, Raw, Source, Task
 from bdl_pipe.errors import ConfigError, DataError
 from pipeline.prepared import folders
-from tests.preparing import SECTION, dataset_of, prepare_at
+from tests.case_files import cases_of
+from tests.preparing import dataset_of, prepare_at
 
-WITH_OPTIONS = {
-    "uci": {"set": "yacht", "path": "y.csv"},
-    "table": {"path": "t.csv", "target": ["y"], "task": "classification"},
-    "image_folder": {"path": "images"},
-    "npz": {"path": "a.npz"},
-    "tiny_imagenet": {"path": "tiny-imagenet-200.zip"},
-    "imagewoof": {"path": "imagewoof2-160.tgz", "side": 128},
-    "imagenet_npz": {"path": "Imagenet64"},
-}
+cases = cases_of(__file__)
+
 SHAPE = (2, 4, 3)
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # sources that a test registers are removed after it
 
@@ -67,44 +61,14 @@ def test_published_constants_are_accepted_only_for_sets_that_have_them(name: str
         dataset_of({"name": name}, normalise="published")
 
 
-@pytest.mark.parametrize("name", OPTIONS)
-def test_every_source_with_options_can_be_read_from_params(name: str) -> None:
-    mapping = {"name": name, **WITH_OPTIONS[name]}
-    dataset = dataset_of(mapping)
+@cases("options", "name keys")
+def test_every_source_with_options_can_be_read_from_params(name: str, keys: dict[str, Any]) -> None:
+    dataset = dataset_of({"name": name, **keys})
     assert type(dataset.source) is OPTIONS[name] and isinstance(dataset.source, Source)
-    assert dataset.source.files() == (Path(WITH_OPTIONS[name]["path"]),)
+    assert dataset.source.files() == (Path(keys["path"]),)
     assert config.read(DatasetConfig, config.to_mapping(dataset), "d") == dataset
     assert dataset.task == {"uci": "regression"}.get(name, "classification")
     assert dataset.source.kind == ("table" if name in ("uci", "table") else "image")
-
-
-ALL = ", ".join((*CATALOG, *OPTIONS))
-
-
-@pytest.mark.parametrize(
-    ("source", "message"),
-    [
-        ({"name": "cifar"}, f"datasets.d.source.name must be one of {ALL}, got 'cifar'"),
-        ({"name": "noise"}, f"datasets.d.source.name must be one of {ALL}, got 'noise'"),
-        ({"name": ["boston"]}, f"datasets.d.source.name must be one of {ALL}, got ['boston']"),
-        ({}, f"datasets.d.source.name is missing (one of {ALL})"),
-        ({"name": "boston", "path": "b.csv"}, "datasets.d.source.path is not a known key (known: name)"),
-        ({"name": "npz"}, "datasets.d.source.path is missing"),
-        ({"name": "npz", "pth": "a"}, "datasets.d.source.pth is not a known key (did you mean path?)"),
-        ({"name": "npz", "path": 3}, "datasets.d.source.path must be a text, got 3"),
-        ("boston", "datasets.d.source must be a section (key: value), got 'boston'"),
-        (None, "datasets.d.source must be a section (key: value), got None"),
-    ],
-)
-def test_an_invalid_source_is_refused_in_one_line(source: Any, message: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        dataset_of(source)
-    assert str(caught.value) == message
-
-
-def test_a_data_set_without_a_source_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"datasets\.d\.source is missing"):
-        config.read(DatasetConfig, SECTION, "datasets.d")
 
 
 def test_prepare_reads_a_registered_source(tmp_path: Path) -> None:
@@ -151,27 +115,13 @@ def test_a_registered_source_takes_its_options_from_params(tmp_path: Path) -> No
         ood_source("columns", {}, "o")
 
 
-@pytest.mark.parametrize(
-    ("changed", "rule"),
-    [
-        ({"kind": "table", "shape": (24,), "published": None}, "kind of mine must be table, got image"),
-        ({"task": "regression", "classes": 0}, "task of mine must be regression, got classification"),
-        ({"classes": 4}, "number of classes of mine must be 4, got 3"),
-        ({"shape": (2, 3, 4)}, r"shape of an input of mine must be \(2, 3, 4\), got \(2, 4, 3\)"),
-    ],
-)
-def test_rows_that_contradict_their_entry_are_refused(changed: dict[str, Any], rule: str, tmp_path: Path) -> None:
+@cases("rows", "changes message")
+def test_rows_that_contradict_their_entry_are_refused(changes: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(rows().inputs.tobytes())
-    CATALOG.add("mine", entry(path, **changed), __name__)
-    with pytest.raises(DataError, match=f"mine.bin: the {rule}"):
+    CATALOG.add("mine", entry(path, **eval(changes)), __name__)
+    with pytest.raises(DataError, match=f"mine.bin: the {message}"):
         sources.load(Named("mine"))
-
-
-def test_a_source_of_an_unknown_name_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"name must be one of fashion_mnist, .*, got 'cifar'"):
-        Named("cifar")
-    assert catalog.Noise().files() == ()
 
 
 @pytest.mark.parametrize("name", ["digits", "boston"])
@@ -185,3 +135,6 @@ def test_load_dataset_returns_the_rows_of_the_named_source(name: str) -> None:
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match=r"name\.name must be one of .*digits"):
         load_dataset("digit")
+    with pytest.raises(ConfigError, match=r"name must be one of fashion_mnist, .*, got 'cifar'"):
+        Named("cifar")
+    assert catalog.Noise().files() == ()

@@ -3,6 +3,7 @@
 import socket
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,9 +39,7 @@ def test_a_download_with_another_checksum_is_refused(tmp_path: Path) -> None:
         fetch(made.ARCHIVES["cifar10"], downloads=tmp_path / "downloads", cache=tmp_path / "cache")
 
 
-def test_the_error_without_a_network_names_the_ways_to_get_the_data(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_without_a_network_the_error_names_the_ways_to_get_the_data(monkeypatch: Any, tmp_path: Path) -> None:
     monkeypatch.setenv("no_proxy", "*")
     waits: list[float] = []
 
@@ -55,21 +54,15 @@ def test_the_error_without_a_network_names_the_ways_to_get_the_data(
     assert waits == [3.0, 3.0]
 
 
-def test_a_listening_host_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("no_proxy", "127.0.0.1")
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        url = f"http://127.0.0.1:{server.getsockname()[1]}/x.gz"
-        archive = replace(made.ARCHIVES["cifar10"], files=(replace(made.ARCHIVES["cifar10"].files[0], url=url),))
-        require_reachable(archive)
-
-
-def test_a_listening_proxy_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_listening_host_or_proxy_counts_as_reachable(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "https_proxy", "no_proxy", "all_proxy"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.upper(), raising=False)
+    archive = made.ARCHIVES["cifar10"]
     with socket.create_server(("127.0.0.1", 0)) as server:
-        monkeypatch.setenv("https_proxy", f"http://127.0.0.1:{server.getsockname()[1]}")
-        require_reachable(made.ARCHIVES["cifar10"])
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        require_reachable(replace(archive, files=(replace(archive.files[0], url=f"{address}/x.gz"),)))
+        monkeypatch.setenv("https_proxy", address)
+        require_reachable(archive)
     with pytest.raises(UserError, match="cannot be reached"):  # the server has closed: the proxy is asked, not the host
-        require_reachable(made.ARCHIVES["cifar10"])
+        require_reachable(archive)

@@ -1,7 +1,6 @@
 """Folders of images as systems and cameras leave them: hidden files, and photographs with an orientation tag."""
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +10,8 @@ from bdl_pipe.data.inspect.images import inspect_images
 from bdl_pipe.data.new_inputs import image_inputs, new_inputs
 from bdl_pipe.data.sources.images import ImageFolder, read_images
 from bdl_pipe.errors import DataError
+
+from .pictures import two_classes as images
 
 ORIENTATION = 0x0112  # the tag's number
 # stored pixels -> seen pixels, by the place of the stored row 0 and column 0 (EXIF 2.3, section 4.6.4, Orientation)
@@ -26,18 +27,6 @@ SEEN = {
 }
 # flat squares of 16 pixels, which JPEG keeps
 STORED = np.kron(np.array([[20, 90, 160], [60, 200, 120]], np.uint8), np.ones((16, 16), np.uint8))
-
-
-def images(root: Path, rows: int = 30) -> Path:
-    """Two classes of different grey images; those of class ``b`` are bright at the top."""
-    random = np.random.default_rng(0)
-    for number in range(2 * rows):
-        pixels = random.integers(0, 100, (6, 6), dtype=np.uint8)
-        pixels[:3] += np.uint8(100 * (number % 2))
-        path = root / "ab"[number % 2] / f"{number:02d}.png"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels).save(path)
-    return root
 
 
 def litter(classes: Path) -> None:
@@ -74,25 +63,16 @@ def test_hidden_files_and_folders_are_neither_classes_nor_images(parts: tuple[st
     assert image_inputs(tmp_path / parts[0] if parts else tmp_path) == inputs and len(inputs) == 60
 
 
-def test_a_folder_with_only_hidden_folders_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_only_hidden_folders_is_refused_and_a_hidden_image_is_read_by_its_path(tmp_path: Path) -> None:
+    Image.new("L", (6, 6), 7).save(tmp_path / ".own.png")
+    assert new_inputs(tmp_path / ".own.png", {"kind": "image", "input_shape": [1, 6, 6]}).max() == 7
     (tmp_path / ".ipynb_checkpoints").mkdir()
     with pytest.raises(DataError, match="must have one subfolder of images per class, got none"):
         ImageFolder(str(tmp_path)).read()
 
 
-def test_a_hidden_image_is_read_when_its_path_is_given(tmp_path: Path) -> None:
-    Image.new("L", (6, 6), 7).save(tmp_path / ".own.png")
-    schema = {"kind": "image", "input_shape": [1, 6, 6]}
-    assert new_inputs(tmp_path / ".own.png", schema).max() == 7
-
-
-HOW: dict[str, dict[str, Any]] = {
-    "jpg": {"quality": 100},
-    "png": {},
-    "webp": {"lossless": True},
-    "tiff": {},
-    "tiff compressed": {"compression": "tiff_lzw"},
-}
+HOW = {"jpg": {"quality": 100}, "png": {}, "webp": {"lossless": True}, "tiff": {}}
+HOW["lzw.tiff"] = {"compression": "tiff_lzw"}
 
 
 @pytest.mark.parametrize("orientation", SEEN)
@@ -100,7 +80,7 @@ HOW: dict[str, dict[str, Any]] = {
 def test_photographs_are_turned_by_their_orientation_tag(how: str, orientation: int, tmp_path: Path) -> None:
     """At a fit, where the first image gives the shape of the folder, and at a prediction, which requires a shape."""
     seen = SEEN[orientation](STORED)
-    path, exif = tmp_path / f"0.{how.split()[0]}", Image.Exif()
+    path, exif = tmp_path / f"0.{how}", Image.Exif()
     exif[ORIENTATION] = orientation
     Image.fromarray(STORED).convert("RGB").save(path, exif=exif, **HOW[how])
     with Image.open(path) as image:

@@ -12,9 +12,11 @@ from PIL import Image
 from bdl_pipe.data.raw import checked
 from bdl_pipe.data.sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from bdl_pipe.errors import ConfigError, DataError
+from tests.case_files import cases_of
 
 from . import archives as made
 
+cases = cases_of(__file__)
 IDS = ("n02124075", "n01443537")  # not in order: wnids.txt decides
 
 
@@ -67,13 +69,16 @@ def pack(place: Path, kind: str, files: Mapping[str, bytes], top: str) -> Path:
     return path
 
 
+def pixels_of(colours: np.ndarray) -> np.ndarray:
+    return np.median(colours, (2, 3))
+
+
 @pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
 def test_tiny_imagenet_is_read_with_the_labels_of_wnids(tmp_path: Path, kind: str) -> None:
     raw = checked(TinyImageNet(str(pack(tmp_path, kind, tiny(), "tiny-imagenet-200"))).read())
-    assert raw.classes == ("cat", "goldfish")
+    assert raw.classes == ("cat", "goldfish") and raw.test.targets.tolist() == [0, 1, 0, 1]
     assert raw.train.inputs.shape == (12, 3, 64, 64) and raw.train.inputs.dtype == np.uint8
-    assert raw.test is not None and raw.test.targets.tolist() == [0, 1, 0, 1]
-    colours = np.median(raw.train.inputs, (2, 3))
+    colours = pixels_of(raw.train.inputs)
     for number, name in enumerate(sorted(IDS)):  # images are sorted by name
         label = IDS.index(name)
         rows = slice(6 * number, 6 * number + 6)
@@ -84,17 +89,15 @@ def test_tiny_imagenet_is_read_with_the_labels_of_wnids(tmp_path: Path, kind: st
             assert colours[rows][2, 0] > colours[rows][2, 1] + 100  # inks of magenta and yellow make red
             expected[2] = colours[rows][2]
         assert np.abs(colours[rows] - expected).max() <= 3
-    assert np.abs(np.median(raw.test.inputs, (2, 3))[:, 0] - np.arange(200, 204)).max() <= 3
+    assert np.abs(pixels_of(raw.test.inputs)[:, 0] - np.arange(200, 204)).max() <= 3
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz", "folder"])
 def test_images_of_imagewoof_are_resized_to_one_size(tmp_path: Path, kind: str) -> None:
     raw = checked(ImageWoof(str(pack(tmp_path, kind, woof(), "imagewoof2-160")), side=24).read())
-    assert raw.classes == ("n02086240", "n02087394")
-    assert raw.train.inputs.shape == (10, 3, 24, 24)
-    assert raw.train.targets.tolist() == [0] * 5 + [1] * 5
-    assert raw.test is not None and raw.test.targets.tolist() == [0, 1]
-    assert np.abs(np.median(raw.train.inputs, (2, 3))[:, 1] - 90 * raw.train.targets).max() <= 3
+    assert raw.classes == ("n02086240", "n02087394") and raw.train.inputs.shape == (10, 3, 24, 24)
+    assert raw.train.targets.tolist() == [0] * 5 + [1] * 5 and raw.test.targets.tolist() == [0, 1]
+    assert np.abs(pixels_of(raw.train.inputs)[:, 1] - 90 * raw.train.targets).max() <= 3
 
 
 def test_files_beside_the_class_folders_are_ignored(tmp_path: Path) -> None:
@@ -117,24 +120,11 @@ def test_a_wide_image_is_cropped_to_its_middle(tmp_path: Path) -> None:
     assert raw.train.inputs[0][:, :, 2:8].min() > 250
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"wnids.txt": None}, "must have the file wnids.txt"),
-        ({"wnids.txt": "\n".join((*IDS, IDS[0])).encode()}, "wnids.txt: must not name a class twice, got n02124075"),
-        ({"val/val_annotations.txt": b"val_0.JP"}, "val/images/val_0.JPEG: must have a label"),
-        ({"val/val_annotations.txt": b"val_0.JPEG\tn02124075\n"}, "val/images/val_1.JPEG: must have a label"),
-        ({"val/images/val_0.JPEG": b"\xff\xd8 cut"}, "val/images/val_0.JPEG: is not a readable image"),
-        ({"val/images/val_0.JPEG": jpeg((1, 2, 3), (64, 32))}, "val_0.JPEG: must be 64×64 pixels, got 64×32"),
-        ({"train/n7/images/n7_0.JPEG": jpeg((1, 2, 3), (64, 64))}, "must have a label of wnids.txt, got 'n7'"),
-    ],
-)
+@cases("archives", "changes message")
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-def test_the_error_names_the_wrong_file_of_an_archive(
-    tmp_path: Path, kind: str, changes: Mapping[str, bytes | None], said: str
-) -> None:
-    with pytest.raises(DataError, match=said):
-        TinyImageNet(str(pack(tmp_path, kind, tiny(**changes), "t"))).read()
+def test_the_error_names_the_wrong_file_of_an_archive(tmp_path: Path, kind: str, changes: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        TinyImageNet(str(pack(tmp_path, kind, tiny(**eval(changes)), "t"))).read()
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
@@ -180,16 +170,7 @@ def test_downsampled_imagenet_is_read_in_the_order_of_its_batches(tmp_path: Path
         ImageNetNpz(str(folder), side=9)
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"data": np.zeros((8, 100), np.uint8)}, r"array 'data' must be uint8 \[8, 192\], got uint8 \[8, 100\]"),
-        ({"labels": np.zeros(8, int)}, "array 'labels' must be whole numbers from 1 on"),
-        ({"labels": np.array([object()] * 8)}, "is not a readable .npz of plain arrays"),
-    ],
-)
-def test_downsampled_imagenet_with_invalid_arrays_is_refused(
-    tmp_path: Path, changes: dict[str, np.ndarray], said: str
-) -> None:
-    with pytest.raises(DataError, match=said):
-        ImageNetNpz(str(npz(tmp_path / "a", **changes)), side=8).read()
+@cases("arrays", "changes message")
+def test_downsampled_imagenet_with_invalid_arrays_is_refused(tmp_path: Path, changes: str, message: str) -> None:
+    with pytest.raises(DataError, match=message):
+        ImageNetNpz(str(npz(tmp_path / "a", **eval(changes))), side=8).read()

@@ -2,19 +2,17 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from bdl_pipe import config
-from bdl_pipe.data.catalog import Named
 from bdl_pipe.data.config import DatasetConfig, IncrementConfig
 from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import ConfigError, DataError
 from pipeline.prepared import folders
-from tests.preparing import prepare_at
+from tests.preparing import loaded, prepare_at
 
 from . import archives as made
 
@@ -62,23 +60,19 @@ def test_the_steps_partition_the_classes() -> None:
 
 def test_a_step_trains_on_its_new_classes_and_tests_on_all_classes_so_far(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
-    fit, holdout = prepare_at(tmp_path / "whole", whole)
-    search, test = folders.load_fit(fit, 0, final=False), folders.load_holdout(holdout, 0).test
+    search, _, held = loaded(tmp_path / "whole", whole)
+    test = held.test
     for number in range(3):
         dataset = at(whole, number)
-        fit, holdout = prepare_at(tmp_path / str(number), dataset)
-        assert dataset.increment is not None
+        part, final, held = loaded(tmp_path / str(number), dataset)
         new, seen = dataset.increment.new(CLASSES), dataset.increment.seen(CLASSES)
-        part, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
         for mine, all_rows in ((part.train, search.train), (part.validation, search.validation)):
             of_new = np.isin(all_rows.targets, new)
             np.testing.assert_array_equal(mine.inputs, all_rows.inputs[of_new])
             np.testing.assert_array_equal(mine.targets, all_rows.targets[of_new])
-        assert len(final.train) == 40 and set(final.train.targets) == {*new}
-        held = folders.load_holdout(holdout, 0)
+        assert len(final.train) == 40 and set(final.train.targets) == {*new} and final.outputs == CLASSES
         np.testing.assert_array_equal(held.test.inputs, test.inputs[np.isin(test.targets, seen)])
         assert set(held.test.targets) == {*seen} and len(held.ood()["noise"]) == 1000
-        assert final.outputs == CLASSES
 
 
 def test_all_steps_share_one_transform_fitted_to_the_training_rows_alone(tmp_path: Path) -> None:
@@ -111,11 +105,9 @@ def test_transfer_rows_have_only_the_classes_so_far(tmp_path: Path) -> None:
     other = replace(whole, source=Npz(str(tmp_path / "other.npz")), transfer=())
     for number in range(3):
         dataset = at(whole, number)
-        _, holdout = prepare_at(tmp_path / str(number), dataset, other=other)
-        found = folders.load_holdout(holdout, 0).transfer()["other"]
-        assert dataset.increment is not None
-        assert sorted(found.targets) == sorted(2 * dataset.increment.seen(CLASSES))
-        assert as_bytes(found.inputs) <= as_bytes(images)
+        rows_of_step = loaded(tmp_path / str(number), dataset, other=other)[2].transfer()["other"]
+        assert sorted(rows_of_step.targets) == sorted(2 * dataset.increment.seen(CLASSES))
+        assert as_bytes(rows_of_step.inputs) <= as_bytes(images)
     images, labels = rows(60, 2)
     late = np.isin(labels, IncrementConfig(3, 2, 2).new(CLASSES))
     x, y = images[late], labels[late]
@@ -143,26 +135,10 @@ def test_a_step_comes_only_after_the_preceding_step_of_the_same_set(tmp_path: Pa
     assert not at(whole, 0).comes_after(at(whole, 0)) and not whole.comes_after(whole)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"order": -1}, r"^d\.increment\.order must be in \[0, 2\^32\), got -1"),
-        ({"classes": 0}, r"^d\.increment\.classes must be > 0, got 0"),
-        ({"step": -1}, r"^d\.increment\.step must be >= 0, got -1"),
-        ({"stepp": 1}, r"^d\.increment\.stepp is not a known key"),
-    ],
-)
-def test_the_error_names_an_invalid_key_of_an_increment(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    mapping = config.to_mapping(at(npz(tmp_path / "d.npz"), 0))
-    with pytest.raises(ConfigError, match=message):
-        config.read(DatasetConfig, mapping | {"increment": mapping["increment"] | change}, "d")
-
-
 def test_increments_that_do_not_fit_the_set_are_refused(tmp_path: Path) -> None:
     whole = npz(tmp_path / "d.npz")
-    with pytest.raises(
-        ConfigError, match=r"^datasets\.d\.increment\.step must be < 3: each adds 2 of 6 classes, got 3"
-    ):
+    rule = r"^datasets\.d\.increment\.step must be < 3: each adds 2 of 6 classes, got 3"
+    with pytest.raises(ConfigError, match=rule):
         prepare_at(tmp_path, at(whole, 3))
     with pytest.raises(ConfigError, match=r"^datasets\.d\.increment\.classes must divide the 6 classes, got 4"):
         prepare_at(tmp_path, at(whole, 0, classes=4))
@@ -171,7 +147,3 @@ def test_increments_that_do_not_fit_the_set_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "few.npz", x_train=images, y_train=labels, x_test=images[few], y_test=labels[few])
     with pytest.raises(DataError, match=r"must have test rows of the class . \(increment\), got none"):
         prepare_at(tmp_path, at(replace(whole, source=Npz(str(tmp_path / "few.npz"))), 0))
-    with pytest.raises(ConfigError, match="increment must be null for regression"):
-        replace(whole, source=Named("boston"), whiten=False, ood=(), increment=IncrementConfig(0, 2, 0))
-    with pytest.raises(ConfigError, match="corruptions must be made with increment"):
-        replace(at(whole, 0), corrupted_images=3, corruptions="published")

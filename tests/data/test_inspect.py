@@ -6,15 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
 
-from bdl_pipe.config import read
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect import table
 from bdl_pipe.data.inspect.images import inspect_images
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.errors import DataError
+from tests.preparing import dataset_of
 from tests.tables import houses
+
+from .pictures import two_classes
 
 
 @pytest.fixture
@@ -25,19 +25,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
-    frame = houses().assign(
-        one=1, number=np.arange(300), copy=houses()["area"], note=[f"words {i}" for i in range(300)]
-    )
+    note = [f"words {i}" for i in range(300)]
+    frame = houses().assign(one=1, number=np.arange(300), copy=houses()["area"], note=note)
     frame.loc[290:, "price"] = np.nan
     frame.to_csv(file, index=False)
     profile = inspect_table(file, ["price"], leave_out=["kind"])
-    assert profile.columns == {
-        "area": "number",
-        "made_of": "category",
-        "rooms": "number",
-        "built": "date",
-        "garden": "category",
-    }
+    kinds = {"area": "number", "made_of": "category", "rooms": "number", "built": "date", "garden": "category"}
+    assert profile.columns == kinds
     assert profile.left_out == {
         "kind": "as you said",
         "one": "it has one value",
@@ -59,16 +53,10 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert "encoded" not in size.network, "a small table's inputs are all encoded"
     large = replace(size, rows=20_000)
     assert (large.network["encoded"], replace(large, numbers=()).network.get("encoded")) == (numbers, None)
-    own = profile.dataset()
-    assert (own["normalise"], own["targets"], profile.dataset(log=False)["targets"]) == (
-        "robust",
-        "auto",
-        "standardise",
-    )
+    own, log = profile.dataset(), profile.dataset(log=False)
+    assert (own["normalise"], own["targets"], log["targets"]) == ("robust", "auto", "standardise")
     assert own["source"]["name"] == "table" and "csv" not in own["source"], "keys with their defaults are left out"
-    whole = {**own, "whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": []}
-    config = read(DatasetConfig, {**whole, "corrupted_images": 0, "corruptions": "made"}, "d")
-    assert config.source == profile.source
+    assert dataset_of(**own).source == profile.source
 
 
 def test_a_value_that_a_fifth_of_the_targets_have_is_remarked(tmp_path: Path) -> None:
@@ -123,11 +111,7 @@ def test_duplicate_images_are_counted(tmp_path: Path) -> None:
 
 
 def test_broken_images_are_refused_unless_they_are_skipped(tmp_path: Path) -> None:
-    random = np.random.default_rng(0)
-    for number in range(60):
-        folder = tmp_path / "ab"[number % 2]
-        folder.mkdir(exist_ok=True)
-        Image.fromarray(random.integers(0, 256, (5, 5), dtype=np.uint8)).save(folder / f"{number:02d}.png")
+    two_classes(tmp_path)
     for name in ("x", "y"):
         (tmp_path / f"b/{name}.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"b/x\.png: is not .*, and 1 more of 62 files cannot be read; .*-broken"):

@@ -6,20 +6,20 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from bdl_pipe.data.new_inputs import given_inputs, new_inputs
+from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.errors import DataError
+from tests.case_files import cases_of
+
+cases = cases_of(__file__)
 
 TABLE = {"kind": "table", "features": ["a", "b"], "input_shape": [2]}
 GREY = {"kind": "image", "features": [], "input_shape": [1, 4, 5]}
 PIXELS = np.random.default_rng(0).integers(0, 256, (3, 4, 5), dtype=np.uint8)
 
 
-def test_table_columns_are_read_by_name_in_the_fitted_order(tmp_path: Path) -> None:
+def test_table_columns_are_read_by_name_from_a_csv_file_and_by_place_from_an_npz(tmp_path: Path) -> None:
     (tmp_path / "n.csv").write_text("extra,b,a\nx,1,2\ny,3,4.5\n")
     np.testing.assert_array_equal(new_inputs(tmp_path / "n.csv", TABLE), [[2, 1], [4.5, 3]])
-
-
-def test_the_rows_of_a_table_are_read_from_an_npz(tmp_path: Path) -> None:
     np.savez(tmp_path / "n.npz", x=np.array([[1, 2], [3, 4]]))
     rows = new_inputs(tmp_path / "n.npz", TABLE)
     assert rows.dtype == np.float64 and rows.tolist() == [[1, 2], [3, 4]]
@@ -64,31 +64,7 @@ def image(folder: Path) -> Path:
     return folder
 
 
-BAD: dict[str, tuple[Callable[[Path], Path], dict[str, Any], str]] = {
-    "no file": (lambda f: f / "n.csv", TABLE, r"n\.csv: is missing"),
-    "no column": (text("n.csv", "a,c\n1,2\n"), TABLE, r"n\.csv: must have the column 'b', got a, c"),
-    "text": (text("n.csv", "a,b\n1,2\n1,red\n"), TABLE, r"n\.csv: column 'b' must be numeric, got 'red' in row 2"),
-    "inf": (text("n.csv", "a,b\n1,2\ninf,3\n"), TABLE, r"n\.csv: column 'a' must be finite, got inf in row 2"),
-    "table npz shape": (arrays(x=np.ones((2, 3))), TABLE, r"n\.npz: array 'x' must be numbers \[n, 2\], got"),
-    "table npz NaN": (arrays(x=[[1, np.nan]]), TABLE, r"n\.npz: column 'b' must be finite, but is not in row 1"),
-    "npz size": (arrays(x=PIXELS[:, :2]), GREY, r"n\.npz: images must have shape \[1, 4, 5\], got \[1, 2, 5\]"),
-    "npz name": (arrays(z=PIXELS), GREY, r"n\.npz: must have the array 'x', got z"),
-    "image size": (image, GREY, r"0\.png: every image must be 5×4 pixels, got 7×4"),
-    "no images": (lambda f: f, GREY, r"must hold images \(.*\), got none"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_new_rows_are_refused(case: str, tmp_path: Path) -> None:
-    make, schema, message = BAD[case]
+@cases("refused", "make schema message")
+def test_bad_new_rows_are_refused(make: str, schema: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        new_inputs(make(tmp_path), schema)
-
-
-def test_images_without_a_row_are_refused(tmp_path: Path) -> None:
-    schema = {"kind": "image", "input_shape": [1, 4, 4]}
-    np.savez(tmp_path / "new.npz", x=np.zeros((0, 1, 4, 4), np.uint8))
-    with pytest.raises(DataError, match=r"new\.npz: must have at least one image, got none"):
-        new_inputs(tmp_path / "new.npz", schema)
-    with pytest.raises(DataError, match="the input: must have at least one image, got none"):
-        given_inputs(np.zeros((0, 1, 4, 4), np.uint8), schema)
+        new_inputs(eval(make)(tmp_path), eval(schema))

@@ -1,10 +1,16 @@
+"""Constants of training rows against NumPy, whitening by singular values, and the choice of logarithms by refitting."""
+
 import numpy as np
 import pytest
 import torch
+from scipy.stats import norm
 
-from bdl_pipe.data.normalise import channel_moments, fit_transform, fit_zca, moments
+from bdl_pipe.data import split_rows
+from bdl_pipe.data.normalise import channel_moments, fit_zca, moments
+from bdl_pipe.data.split_rows import left_out_density, logarithms_fit_better
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.errors import DataError
+from tests.preparing import transform_of
 
 RNG = np.random.default_rng(0)
 IMAGES = RNG.integers(0, 256, (11, 3, 6, 5), dtype=np.uint8)
@@ -21,7 +27,7 @@ def test_channel_moments_equal_numpy_in_float64() -> None:
 def test_a_constant_column_becomes_zero_and_targets_are_standardised() -> None:
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
     x[:, 1] = 4.0
-    t = fit_transform(x, y, kind="table", normalise="train", whiten=False)
+    t = transform_of(x, y, normalise="train")
     assert t.inputs(x)[:, 1].abs().max() == 0
     torch.testing.assert_close(t.targets(y).mean(dim=0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(t.targets(y).std(dim=0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
@@ -29,27 +35,17 @@ def test_a_constant_column_becomes_zero_and_targets_are_standardised() -> None:
 
 def test_inputs_and_targets_without_normalisation_are_unchanged() -> None:
     x, y = RNG.normal(3, 5, (9, 2)), RNG.normal(-7, 2, (9, 1))
-    t = fit_transform(x, y, kind="table", normalise="none", whiten=False, scaling="none")
+    t = transform_of(x, y, normalise="none", scaling="none")
     np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))
     np.testing.assert_array_equal(t.targets(y).numpy(), y.astype(np.float32))
 
 
-def test_a_constant_target_can_be_centred() -> None:
-    t = fit_transform(
-        np.ones((9, 1)),
-        np.full((9, 1), 4.0),
-        kind="table",
-        normalise="train",
-        whiten=False,
-        scaling="centre",
-    )
+def test_a_constant_target_can_be_centred_and_not_standardised() -> None:
+    y = np.full((9, 1), 4.0)
+    t = transform_of(np.ones((9, 1)), y, normalise="train", scaling="centre")
     assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
-
-
-def test_a_constant_target_cannot_be_standardised() -> None:
     with pytest.raises(DataError, match=r"a\.csv: the target is constant in the training rows"):
-        y = np.ones((9, 1))
-        fit_transform(np.ones((9, 1)), y, kind="table", normalise="train", whiten=False, origin="a.csv")
+        transform_of(np.ones((9, 1)), y, normalise="train", origin="a.csv")
 
 
 def correlated_images(rows: int, seed: int = 0) -> np.ndarray:
@@ -104,6 +100,39 @@ def test_a_transform_restored_from_its_state_whitens_images_and_back(fitted) -> 
     expected = ((torch.from_numpy(flat) - white.centre) @ white.matrix).reshape(images.shape)
     torch.testing.assert_close(transform.inputs(images), expected.float(), atol=2e-4, rtol=0)
     intensities = torch.from_numpy(images).double() / 255
-    torch.testing.assert_close(
-        transform.inverse_inputs(transform.inputs(images)).double(), intensities, atol=1e-4, rtol=0
-    )
+    back = transform.inverse_inputs(transform.inputs(images)).double()
+    torch.testing.assert_close(back, intensities, atol=1e-4, rtol=0)
+
+
+def test_the_left_out_density_equals_fits_without_each_row() -> None:
+    random = np.random.default_rng(0)
+    rows, targets = random.normal(size=(12, 3)), random.normal(5, 2, size=(12, 2))
+    ridge, errors = np.diag([1.0, 1.0, 1.0, 1e-8]), []
+    phi = np.concatenate([rows, np.ones((12, 1))], axis=1)
+    for i in range(12):
+        rest = np.arange(12) != i
+        weights = np.linalg.solve(phi[rest].T @ phi[rest] + ridge, phi[rest].T @ targets[rest])
+        errors.append(targets[i] - phi[i] @ weights)
+    spread = np.sqrt(np.mean(np.square(errors), axis=0))
+    truth = np.mean(norm.logpdf(errors, scale=spread).sum(axis=1))
+    assert left_out_density(rows, targets) == pytest.approx(truth, rel=1e-9)
+
+
+@pytest.mark.parametrize("count", [300, 3_000])
+def test_the_scale_on_which_the_targets_were_generated_is_chosen(count: int) -> None:
+    """In 40 draws on each scale, the wrong scale is never chosen."""
+    for seed in range(40):
+        random = np.random.default_rng(seed)
+        rows = random.normal(size=(count, 4))
+        linear = (rows @ [1.0, -0.5, 0.2, 0.0])[:, None]
+        noise = random.normal(size=(count, 1))
+        assert logarithms_fit_better(torch.from_numpy, rows, np.exp(linear + 0.5 * noise))
+        assert not logarithms_fit_better(torch.from_numpy, rows, 5 + linear + 0.5 * noise)
+
+
+def test_many_rows_are_thinned_to_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(split_rows, "_ROWS", 100)
+    seen = []
+    monkeypatch.setattr(split_rows, "left_out_density", lambda rows, targets: seen.append(len(rows)) or 0.0)
+    logarithms_fit_better(torch.from_numpy, np.zeros((1_000, 2)), np.full((1_000, 1), 2.0))
+    assert seen == [100, 100]

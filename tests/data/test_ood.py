@@ -1,5 +1,6 @@
-"""Far and near out-of-distribution sets: uniform noise, and classes that no fit ever sees."""
+"""Noise, held-out classes and labelled rows of other sets: they are in the holdout alone, with this set's shape."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -7,18 +8,24 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from bdl_pipe.data.catalog import Named
+from bdl_pipe import config
+from bdl_pipe.data import sources
+from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.examples import Examples
+from bdl_pipe.data.raw import Raw
 from bdl_pipe.data.sources.images import Npz
-from bdl_pipe.data.sources.table import Table
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders
-from pipeline.prepared.ood_sets import noise
-from tests.preparing import prepare_at
+from pipeline.prepared.ood_sets import noise, to_shape
+from pipeline.prepared.transfer_sets import shared_rows
+from tests.case_files import cases_of
+from tests.preparing import bytes_of, loaded, prepare_at
 
 from . import archives as made
 
+cases = cases_of(__file__)
 DIGITS = DatasetConfig(Named("digits"), "train", False, 100, "train_and_validation", 1, (), 0, "made", "none")
 
 
@@ -46,24 +53,19 @@ def test_noise_is_uniform() -> None:
 
 def test_noise_has_the_shape_of_the_set_and_depends_on_the_seed_alone(tmp_path: Path) -> None:
     config = replace(DIGITS, ood=("noise", "digits"))
-    sets = [
-        folders.load_holdout(prepare_at(tmp_path / str(i), config, seed=seed)[1], 0).ood()
-        for i, seed in enumerate((0, 0, 1))
-    ]
+    sets = [loaded(tmp_path / str(i), config, seed=seed)[2].ood() for i, seed in enumerate((0, 0, 1))]
     assert list(sets[0]) == ["digits", "noise"] and sets[0]["noise"].inputs.shape == (1000, 1, 8, 8)
     np.testing.assert_array_equal(sets[0]["noise"].inputs, sets[1]["noise"].inputs)
     assert (sets[0]["noise"].inputs != sets[2]["noise"].inputs).mean() > 0.9
     wide = replace(DIGITS, source=npz(tmp_path / "d.npz"), validation=4, ood=("noise",))
-    assert folders.load_holdout(prepare_at(tmp_path / "n", wide)[1], 0).ood()["noise"].inputs.shape == (1000, 3, 4, 4)
+    assert loaded(tmp_path / "n", wide)[2].ood()["noise"].inputs.shape == (1000, 3, 4, 4)
 
 
 def test_held_out_classes_occur_only_in_their_own_ood_set(tmp_path: Path) -> None:
     source = npz(tmp_path / "d.npz")
-    fit, holdout = prepare_at(
-        tmp_path, replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0)
-    )
-    final, test = folders.load_fit(fit, 0, final=True), folders.load_holdout(holdout, 0)
-    assert final.classes == ("1", "3") and final.outputs == 2 and final.search is not None
+    config = replace(DIGITS, source=source, validation=4, held_out=(2, 0), corrupted_images=0)
+    _, final, test = loaded(tmp_path, config)
+    assert final.classes == ("1", "3") and final.outputs == 2
     assert (len(final.train), len(final.search.train), len(final.search.validation)) == (20, 16, 4)
     train, tests = made.images(40, (3, 4, 4)), made.images(12, (3, 4, 4), 1)
     old = {row.tobytes(): i % 4 for i, row in enumerate(train)} | {row.tobytes(): i % 4 for i, row in enumerate(tests)}
@@ -98,17 +100,103 @@ def test_a_held_out_class_without_test_rows_is_refused(tmp_path: Path) -> None:
         prepare_at(tmp_path, replace(DIGITS, source=source, validation=4, held_out=(3,)))
 
 
+IMAGES = DatasetConfig(
+    Named("cifar10"), "published", False, 4, "train_and_validation", 1, (), 0, "made", transfer=("stl10",)
+)
+PATH = "datasets.d.transfer[0]"
+NO_ROWS = r"set 1: must have test rows of a class of set 2 .*, got none"
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("BDL_DATA_DIR", str(tmp_path))
+    for name in ("cifar10", "stl10"):
+        monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, tmp_path / name))
+    return tmp_path
+
+
+def raw(classes: Sequence[str], targets: Sequence[int], *, seed: int, shape: tuple[int, ...] = (1, 4, 4)) -> Raw:
+    rows = Examples(made.images(len(targets), shape, seed), np.array(targets, dtype=np.int64))
+    return Raw(f"set {seed}", "classification", "image", rows, rows, tuple(classes))
+
+
+def test_rows_of_stl10_get_the_labels_and_the_shape_of_cifar10(folder: Path) -> None:
+    """The labels by hand: bird, car and horse have other labels in CIFAR-10, and the monkeys are left out."""
+    transferred = loaded(folder, IMAGES)[2].transfer()
+    assert list(transferred) == ["stl10"] and transferred["stl10"].inputs.shape == (18, 3, 32, 32)
+    once = [0, 2, 1, 3, 4, 5, 7, 8, 9]
+    assert transferred["stl10"].targets.tolist() == once * 2
+    pixels = made.images(20, (3, 96, 96), 1)[np.arange(20) % 10 != 7]
+    np.testing.assert_array_equal(transferred["stl10"].inputs, to_shape(pixels, (3, 32, 32)))
+    names = sources.load(Named("cifar10")).classes
+    same = ["airplane", "bird", "automobile", "cat", "deer", "dog", "horse", "ship", "truck"]
+    assert [names[label] for label in once] == same
+
+
+def test_the_fit_artifact_does_not_depend_on_transfer_sets(folder: Path) -> None:
+    with_them, without = prepare_at(folder / "a", IMAGES), prepare_at(folder / "b", replace(IMAGES, transfer=()))
+    assert bytes_of(with_them[0]) == bytes_of(without[0])
+    more = {*bytes_of(with_them[1])} - {*bytes_of(without[1])}
+    assert more == {"transfer/stl10.arrow"}
+    assert folders.load_holdout(without[1], 0).transfer() == {}
+
+
+def test_a_set_without_transfer_sets_is_written_without_their_keys() -> None:
+    assert not {"transfer", "transfer_names"} & {*config.to_mapping(replace(IMAGES, transfer=()))}
+    named = replace(IMAGES, transfer_names={"monkey": "frog"})
+    assert config.read(DatasetConfig, config.to_mapping(named), "d") == named
+
+
 @pytest.mark.parametrize(
-    ("change", "key"),
+    ("change", "labels"),
     [
-        ({"held_out": (1, 1)}, "held_out must be different"),
-        ({"held_out": (-1,)}, "held_out must be different"),
-        ({"held_out": (1,), "ood": ("held_out",)}, "ood must not name held_out"),
-        ({"held_out": (1,), "corrupted_images": 5, "corruptions": "published"}, "corruptions must be made"),
-        ({"held_out": (1,), "source": Table("t.csv", ("y",), "classification")}, "held_out must be empty for a table"),
-        ({"ood": ("noise",), "source": Table("t.csv", ("y",), "classification")}, "ood must be empty for a table"),
+        ({"transfer_names": {"monkey": "frog"}}, [0, 2, 1, 3, 4, 5, 7, 6, 8, 9]),  # as in Maddox et al.'s code
+        ({"held_out": (0, 9)}, [1, 0, 2, 3, 4, 6, 7]),  # no airplane and no truck; the other classes are renumbered
     ],
 )
-def test_contradictory_keys_of_held_out_and_ood_are_refused(change: dict, key: str) -> None:
-    with pytest.raises(ConfigError, match=key):
-        replace(DIGITS, **change)
+def test_transfer_names_and_held_out_classes_change_the_labels(change: dict, labels: list[int], folder: Path) -> None:
+    assert loaded(folder, replace(IMAGES, **change))[2].transfer()["stl10"].targets.tolist() == labels * 2
+
+
+def test_all_rows_of_digits_are_transfer_rows_of_mnist5k(tmp_path: Path) -> None:
+    """A set without test rows gives all its rows, here enlarged to twelve times the pixels."""
+    config = replace(IMAGES, source=Named("mnist5k"), normalise="train", validation=10, transfer=("small",))
+    small = replace(config, source=Named("digits"), transfer=())
+    _, final, held = loaded(tmp_path, config, small=small)
+    rows, transferred = sources.load(Named("digits")).train, held.transfer()["small"]
+    np.testing.assert_array_equal(transferred.targets, rows.targets)
+    assert transferred.inputs.shape == (1797, 1, 28, 28)
+    seen = {row.tobytes() for row in final.train.inputs}
+    assert not any(row.tobytes() in seen for row in transferred.inputs)
+
+
+def test_synonyms_of_class_names_match_in_both_directions() -> None:
+    cars, autos = raw(["car", "cat"], [0, 1, 1], seed=1), raw(["cat", "automobile", "dog"], [0, 1, 2], seed=2)
+    assert shared_rows(cars, autos, {}, PATH).targets.tolist() == [1, 0, 0]
+    assert shared_rows(autos, cars, {}, PATH).targets.tolist() == [1, 0]
+    both = raw(["automobile", "car"], [0, 1], seed=3)
+    assert shared_rows(cars, both, {}, PATH).targets.tolist() == [1]  # an equal name goes before a synonym
+    assert shared_rows(cars, both, {"car": "automobile", "cat": "car"}, PATH).targets.tolist() == [0, 1, 1]
+
+
+def test_sets_without_a_shared_class_or_rows_of_it_or_with_rows_of_the_fit_are_refused() -> None:
+    """MNIST and its copy mnist5k have such rows. Shapes may differ, because the predicted images are compared."""
+    fitted = raw(["a", "b"], [0, 1], seed=1)
+    copy = replace(fitted, origin="copy", test=Examples(fitted.train.inputs[1:], np.array([1])))
+    colour = replace(copy, test=Examples(np.repeat(fitted.train.inputs[1:], 3, axis=1), np.array([1])))
+    shares = r"must name a set that shares a class with set 2 \(c, d\), got 'set 1 \(a, b\)'$"
+    for one, other, error, rule in (
+        (fitted, raw(["c", "d"], [0, 1], seed=2), ConfigError, rf"^datasets\.d\.transfer\[0\] {shares}"),
+        (raw(["a", "b"], [1, 1], seed=1), raw(["a", "d"], [0, 1], seed=2), DataError, NO_ROWS),
+        (copy, fitted, ConfigError, r"must name a set of other images than set 1, got 'copy: 1 of its 1 rows"),
+        (colour, fitted, ConfigError, "must name a set of other images"),
+    ):
+        with pytest.raises(error, match=rule):
+            shared_rows(one, other, {}, PATH)
+
+
+@cases("transfer sets", "change rule")
+def test_a_wrong_transfer_set_is_refused_before_the_holdout_is_written(change: str, rule: str, folder: Path) -> None:
+    with pytest.raises(ConfigError, match=rf"^datasets\.d\.{rule}"):
+        prepare_at(folder / "out", replace(IMAGES, **eval(change)))
+    assert not (folder / "out/holdout").exists()

@@ -2,6 +2,7 @@
 
 import pickle
 import sys
+import tarfile
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -12,8 +13,8 @@ import pytest
 import torch
 
 from bdl_pipe.data.catalog import CATALOG
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.sources.images import Npz
-from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.split_rows import hold_out, uci_splits
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
@@ -21,7 +22,7 @@ from pipeline.prepared import folders
 from pipeline.prepared.corrupted_sets import corrupt_one, corruption_jobs
 from pipeline.prepared.folders import Job
 from pipeline.prepared.ood_sets import to_shape
-from tests.preparing import bytes_of, dataset_of, prepare_at
+from tests.preparing import bytes_of, dataset_of, loaded, prepare_at
 
 from . import archives as made
 
@@ -48,8 +49,7 @@ def cifar(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tmp_path: Path) -> None:
-    fit, holdout = prepare_at(tmp_path, IMAGES)
-    search, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
+    search, final, holdout = loaded(tmp_path, IMAGES)
     assert (len(search.train), len(search.validation)) == (16, 4)
     assert (len(final.train), len(final.validation)) == (20, 0)
     together = np.concatenate([search.train.inputs, search.validation.inputs])
@@ -58,64 +58,50 @@ def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tm
     assert {row.tobytes() for row in together} == {row.tobytes() for row in written}
     for row, label in zip(final.train.inputs, final.train.targets, strict=True):
         assert label == next(i for i, w in enumerate(written) if (w == row).all()) % 10
-    np.testing.assert_array_equal(folders.load_holdout(holdout, 0).test.inputs, made.images(10, (3, 32, 32), 1))
+    np.testing.assert_array_equal(holdout.test.inputs, made.images(10, (3, 32, 32), 1))
     assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
-
-
-def test_a_search_and_a_final_fit_each_normalise_by_their_own_training_rows(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = prepare_at(tmp_path, IMAGES)
-    for final in (False, True):
-        data = folders.load_fit(fit, 0, final=final)
+    for data in (search, final):  # each is normalised by its own training rows
         expected = (data.train.inputs.astype(np.float64) / 255).mean(axis=(0, 2, 3))
         np.testing.assert_allclose(data.transform.mean.numpy(), expected, rtol=1e-12)
 
 
-def test_fit_rows_train_keeps_validation_rows_out_of_a_final_fit(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = prepare_at(tmp_path, replace(IMAGES, fit_rows="train"))
-    data = folders.load_fit(fit, 0, final=True)
-    assert (len(data.train), len(data.validation)) == (16, 4)
+def assert_equal_rows(one: FitData, other: FitData) -> None:
+    for part in ("train", "validation"):
+        assert all(map(torch.equal, one.tensors(part), other.tensors(part)))
 
 
 def test_a_final_fit_contains_the_data_of_its_search_as_a_view(cifar: Path, tmp_path: Path) -> None:
-    fit, _ = prepare_at(tmp_path, IMAGES)
-    search, final = folders.load_fit(fit, 0, final=False), folders.load_fit(fit, 0, final=True)
-    assert search.search is None and final.search is not None
-    for part in ("train", "validation"):
-        for ours, theirs in zip(final.search.tensors(part), search.tensors(part), strict=True):
-            assert torch.equal(ours, theirs)
+    search, final, _ = loaded(tmp_path, IMAGES)
+    assert search.search is None
+    assert_equal_rows(final.search, search)
     assert not torch.equal(final.search.transform.mean, final.transform.mean)
     assert np.shares_memory(final.search.train.inputs, final.train.inputs)  # a view, not another copy
     moved = final.on("meta")
-    assert moved.search is not None and (moved.device, moved.search.device) == ("meta", "meta")
+    assert (moved.device, moved.search.device) == ("meta", "meta")
     assert (final.device, final.search.device) == ("cpu", "cpu") and search.on("meta").search is None
 
 
 @pytest.mark.parametrize("source", ["images", "table"])
 def test_a_pickled_fit_holds_its_rows_once(source: str, cifar: Path, tmp_path: Path) -> None:
-    fit, _ = prepare_at(tmp_path, IMAGES if source == "images" else BOSTON)
-    final = folders.load_fit(fit, 0, final=True).on("meta")
+    final = loaded(tmp_path, IMAGES if source == "images" else BOSTON)[1].on("meta")
     blob = pickle.dumps(final, protocol=5)
     rows = final.train.inputs.nbytes
     assert rows < len(blob) < 1.5 * rows
     back = pickle.loads(blob)
-    assert back.search is not None and final.search is not None and back.search.device == "meta"
-    for ours, theirs in ((back, final), (back.search, final.search)):
-        for part in ("train", "validation"):
-            for a, b in zip(ours.tensors(part), theirs.tensors(part), strict=True):
-                assert torch.equal(a, b)
-    other = replace(
-        final, search=replace(final.search, train=final.search.validation)
-    )  # its rows are no view of train, and are pickled whole
-    sent = pickle.loads(pickle.dumps(other)).search
+    assert back.search.device == "meta"
+    assert_equal_rows(back, final)
+    assert_equal_rows(back.search, final.search)
+    other = replace(final, search=replace(final.search, train=final.search.validation))
+    sent = pickle.loads(pickle.dumps(other)).search  # its rows are no view of train, and are pickled whole
     np.testing.assert_array_equal(sent.train.inputs, final.search.validation.inputs)
 
 
-@pytest.mark.parametrize("change", [{"fit_rows": "train"}, {"validation": 0}])
+@pytest.mark.parametrize(("change", "sizes"), [({"fit_rows": "train"}, (16, 4)), ({"validation": 0}, (20, 0))])
 def test_a_final_fit_that_joins_no_validation_rows_contains_no_search(
-    change: dict, cifar: Path, tmp_path: Path
+    change: dict, sizes: tuple[int, int], cifar: Path, tmp_path: Path
 ) -> None:
-    fit, _ = prepare_at(tmp_path, replace(IMAGES, **change))
-    assert folders.load_fit(fit, 0, final=True).search is None
+    final = loaded(tmp_path, replace(IMAGES, **change))[1]
+    assert final.search is None and (len(final.train), len(final.validation)) == sizes
 
 
 def npz(path: Path, change_test: bool = False) -> None:
@@ -159,22 +145,12 @@ def test_test_rows_of_a_table_never_reach_the_fit_folder(targets: str, tmp_path:
 @pytest.mark.parametrize("normalise", ["train", "none"])
 def test_a_fit_and_its_search_each_centre_targets_by_their_own_training_rows(normalise: str, tmp_path: Path) -> None:
     """The targets are centred in original units."""
-    fit, _ = prepare_at(tmp_path, dataset_of({"name": "boston"}, targets="centre", normalise=normalise))
-    final = folders.load_fit(fit, 0, final=True)
-    assert final.search is not None
+    source = dataset_of({"name": "boston"}, targets="centre", normalise=normalise)
+    final = loaded(tmp_path, source)[1]
     for data in (final, final.search):
         y = data.train.targets
         np.testing.assert_allclose(data.tensors("train")[1].numpy(), y - y.mean(axis=0), atol=1e-5)
-    assert not torch.equal(final.transform.shift, final.search.transform.shift)  # type: ignore[arg-type]
-
-
-def test_centred_targets_are_refused_for_classification() -> None:
-    with pytest.raises(ConfigError, match="targets must be standardise or none for classes, got 'centre'"):
-        replace(IMAGES, targets="centre")
-    classes = Table("t.csv", ("y",), "classification")
-    with pytest.raises(ConfigError, match="targets must be standardise or none for classes"):
-        replace(IMAGES, source=classes, targets="centre")
-    assert replace(IMAGES, source=replace(classes, task="regression"), targets="centre").task == "regression"
+    assert not torch.equal(final.transform.shift, final.search.transform.shift)
 
 
 def test_splits_of_boston_have_the_standard_sizes(tmp_path: Path) -> None:
@@ -198,16 +174,19 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
 
 
 def test_ood_sets_get_the_shape_of_the_prepared_set(cifar: Path, tmp_path: Path) -> None:
-    _, holdout = prepare_at(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))
-    ood = folders.load_holdout(holdout, 0).ood()
+    ood = loaded(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))[2].ood()
     assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
     assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
 
 
-def test_an_unknown_ood_set_is_refused_before_anything_is_written(cifar: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"datasets\.d\.ood\[1\] must name a data set .*, got 'moon'"):
-        prepare_at(tmp_path, replace(IMAGES, ood=("digits", "moon")))
-    assert not (tmp_path / "prepare").exists()
+def test_wrong_ood_sets_and_splits_are_refused_before_anything_is_written(cifar: Path, tmp_path: Path) -> None:
+    for change, rule in (
+        ({"ood": ("digits", "moon")}, r"ood\[1\] must name a data set .*, got 'moon'"),
+        ({"splits": 3}, "splits must be 1 for a set with its own test rows, got 3"),
+    ):
+        with pytest.raises(ConfigError, match=rf"datasets\.d\.{rule}"):
+            prepare_at(tmp_path, replace(IMAGES, **change))
+        assert not (tmp_path / "prepare").exists()
 
 
 def test_to_shape_keeps_ramps_avoids_aliasing_and_weights_colours_by_luma() -> None:
@@ -236,18 +215,16 @@ def test_corruptions_do_not_depend_on_the_order_of_their_jobs(cifar: Path, tmp_p
     np.testing.assert_array_equal(rows.corrupted("dark", 3).inputs, rows.test.inputs[:5] // 4)
     np.testing.assert_array_equal(rows.corrupted("dark", 3).targets, rows.test.targets[:5])
     assert (rows.corrupted("noise", 1).inputs != rows.corrupted("noise", 2).inputs).any()
-
-
-def test_a_set_without_corrupted_images_has_no_corruption_jobs() -> None:
-    assert corruption_jobs(IMAGES) == []
-    assert len(corruption_jobs(replace(IMAGES, corrupted_images=1))) == 10
+    assert len(corruption_jobs(config)) == 10 and corruption_jobs(IMAGES) == []
 
 
 @pytest.mark.parametrize("packed", [False, True])
 def test_published_corruptions_are_read_from_the_release(packed: bool, cifar: Path) -> None:
-    import tarfile
-
     place = cifar / "cifar10_corrupted"
+    config = replace(IMAGES, corrupted_images=4, corruptions="published")
+    job = {"config": config, "images": made.images(4, (3, 32, 32)), "rng": Seed(0)}
+    with pytest.raises(UserError, match=r"cifar10_corrupted/: is missing; put the \.npy files of the -C release there"):
+        corrupt_one(Job("dark", 3), **job)
     place.mkdir()
     release = made.images(50, (32, 32, 3), 5)  # 5 severities of the same 10 images
     np.save(place / "dark.npy", release)
@@ -255,20 +232,7 @@ def test_published_corruptions_are_read_from_the_release(packed: bool, cifar: Pa
         with tarfile.open(place / "CIFAR-10-C.tar", "w") as tar:
             tar.add(place / "dark.npy", "CIFAR-10-C/dark.npy")
         (place / "dark.npy").unlink()
-    config = replace(IMAGES, corrupted_images=4, corruptions="published")
-    got = corrupt_one(Job("dark", 3), config=config, images=made.images(4, (3, 32, 32)), rng=Seed(0))
-    np.testing.assert_array_equal(got, release[20:24].transpose(0, 3, 1, 2))
-
-
-def test_a_missing_published_release_is_refused(cifar: Path) -> None:
-    config = replace(IMAGES, corrupted_images=4, corruptions="published")
-    with pytest.raises(UserError, match=r"cifar10_corrupted/: is missing; put the \.npy files of the -C release there"):
-        corrupt_one(Job("dark", 3), config=config, images=made.images(4, (3, 32, 32)), rng=Seed(0))
-
-
-def test_several_splits_of_a_set_with_its_own_test_rows_are_refused(cifar: Path, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"datasets\.d\.splits must be 1 for a set with its own test rows, got 3"):
-        prepare_at(tmp_path, replace(IMAGES, splits=3))
+    np.testing.assert_array_equal(corrupt_one(Job("dark", 3), **job), release[20:24].transpose(0, 3, 1, 2))
 
 
 def test_missing_truncated_and_mistaken_artifacts_are_refused(cifar: Path, tmp_path: Path) -> None:
@@ -296,8 +260,5 @@ def test_hold_out_partitions_the_rows(validation: float, expected: int) -> None:
     train, held = hold_out(100, validation, "x", rng=Seed(0))
     assert len(held) == expected
     assert sorted([*train, *held]) == list(range(100))
-
-
-def test_a_validation_that_leaves_one_training_row_is_refused() -> None:
     with pytest.raises(DataError, match="x: validation must leave at least 2 of 10 training rows, got 9"):
         hold_out(10, 9, "x", rng=Seed(0))

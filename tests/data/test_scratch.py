@@ -1,7 +1,8 @@
-"""Large tables go through files instead of memory, and give the same rows, constants and fits as small tables."""
+"""Files of rows: large tables go through files instead of memory, with equal rows and fits; stored rows are views."""
 
 import csv
 import gc
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import torch
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.data import fitdata, scratch
+from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData, HeldRows, StreamedRows, rows_of
 from bdl_pipe.data.tables import read
 from bdl_pipe.data.tables.cells import Cells
 from bdl_pipe.data.tables.read import open_table
+from bdl_pipe.errors import ArtifactError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from pipeline.prepared import folders
+from pipeline.prepared import arrow_rows, folders
 from tests.cases import Case, config_of
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.preparing import dataset_of, prepare_at
@@ -60,10 +63,7 @@ def test_a_large_table_gives_the_same_rows_and_constants_as_a_small_table(
     tmp_path: Path, request: pytest.FixtureRequest, normalise: str, kind: str
 ) -> None:
     path = str(tmp_path / f"t.{kind}")
-    if kind == "csv":
-        frame().to_csv(path, index=False)
-    else:
-        frame().to_parquet(path, index=False)
+    frame().to_csv(path, index=False) if kind == "csv" else frame().to_parquet(path, index=False)
     small = prepared_at(tmp_path / "small", path, normalise)
     request.getfixturevalue("large")
     for whole, parts in zip(small, prepared_at(tmp_path / "large", path, normalise), strict=True):
@@ -142,12 +142,10 @@ def test_streamed_rows_equal_held_rows(data: FitData, monkeypatch: pytest.Monkey
     assert isinstance(held, HeldRows) and isinstance(streamed, StreamedRows)
     assert (len(held), held.shape, held.device) == (len(streamed), streamed.shape, streamed.device)
     index = torch.randint(len(held), (20,), generator=torch.Generator().manual_seed(0))
-    for mine, other in zip(held.take(index), streamed.take(index), strict=True):
-        assert torch.equal(mine, other)
+    assert all(map(torch.equal, held.take(index), streamed.take(index)))
     for mine, other in zip(held.batches(33), streamed.batches(33), strict=True):
-        assert torch.equal(mine[0], other[0]) and torch.equal(mine[1], other[1])
-    for mine, other in zip(held.box, streamed.box, strict=True):
-        assert torch.equal(mine, other)
+        assert all(map(torch.equal, mine, other))
+    assert all(map(torch.equal, held.box, streamed.box))
 
 
 STREAMED = [
@@ -175,3 +173,47 @@ def test_a_streamed_fit_is_bit_identical_to_a_fit_in_memory(case: Case, request:
     for mine, other in zip(whole, fitted(case, data), strict=True):
         assert mine.tensors.keys() == other.tensors.keys()
         assert all(torch.equal(mine.tensors[name], other.tensors[name]) for name in mine.tensors)
+
+
+IMAGES = np.random.default_rng(0).integers(0, 256, (7, 3, 5, 4), dtype=np.uint8)
+LABELS = np.arange(7, dtype=np.int64)
+
+
+def test_images_are_read_back_as_a_view_of_the_file(tmp_path: Path) -> None:
+    arrow_rows.write(tmp_path / "a.arrow", Examples(IMAGES, LABELS), about={"train": 5})
+    rows = arrow_rows.read(tmp_path / "a.arrow")
+    np.testing.assert_array_equal(rows.examples.inputs, IMAGES)
+    np.testing.assert_array_equal(rows.examples.targets, LABELS)
+    assert rows.about["train"] == 5
+    assert not rows.examples.inputs.flags.owndata and not rows.examples.inputs.flags.writeable
+
+
+@pytest.mark.parametrize(
+    "images", [IMAGES.transpose(0, 1, 3, 2), IMAGES[:, :1], IMAGES[::2], IMAGES[:0], IMAGES[:, 0][:, None]]
+)
+def test_arrays_of_any_strides_are_stored(images: np.ndarray, tmp_path: Path) -> None:
+    arrow_rows.write(tmp_path / "a.arrow", Examples(images, LABELS[: len(images)]))
+    np.testing.assert_array_equal(arrow_rows.read(tmp_path / "a.arrow").examples.inputs, images)
+
+
+def test_a_table_is_read_back_as_a_view_of_a_file_with_named_columns(tmp_path: Path) -> None:
+    inputs, targets = np.random.default_rng(0).normal(size=(6, 2)), np.random.default_rng(1).normal(size=(6, 2))
+    arrow_rows.write(tmp_path / "a.arrow", Examples(inputs, targets), features=("x", "y"), targets=("y", "z"))
+    rows = arrow_rows.read(tmp_path / "a.arrow").examples
+    np.testing.assert_array_equal(rows.inputs, inputs)
+    np.testing.assert_array_equal(rows.targets, targets)
+    table = pa.ipc.open_file(str(tmp_path / "a.arrow")).read_all()
+    about = json.loads(table.schema.metadata[b"bdl_pipe"])
+    assert (about["features"], about["targets"]) == (["x", "y"], ["y", "z"])
+    assert table.schema.field("input").type == pa.fixed_shape_tensor(pa.float64(), [2])
+    assert not rows.inputs.flags.owndata and not rows.inputs.flags.writeable
+    assert rows.inputs.flags.c_contiguous and rows.targets.flags.c_contiguous
+
+
+@pytest.mark.parametrize("keep", [0, 5, 100, 400, -1])
+def test_a_truncated_file_is_refused(keep: int, tmp_path: Path) -> None:
+    path = tmp_path / "a.arrow"
+    arrow_rows.write(path, Examples(IMAGES, LABELS))
+    path.write_bytes(path.read_bytes()[:keep])
+    with pytest.raises(ArtifactError, match=r"a\.arrow: is truncated"):
+        arrow_rows.read(path)

@@ -13,17 +13,11 @@ from bdl_pipe.data.catalog import CATALOG, Named
 from bdl_pipe.data.sources import archive as archives
 from bdl_pipe.data.sources.published import STL10
 from bdl_pipe.errors import DataError, UserError
+from tests.case_files import cases_of
 
 from . import archives as made
 
-SHAPES = {
-    "cifar10": (20, 10, (3, 32, 32), 10),
-    "cifar100": (120, 100, (3, 32, 32), 100),
-    "svhn": (20, 10, (3, 32, 32), 10),
-    "stl10": (10, 20, (3, 96, 96), 10),
-    "mnist": (40, 20, (1, 28, 28), 10),
-    "fashion_mnist": (40, 20, (1, 28, 28), 10),
-}
+cases = cases_of(__file__)
 
 
 @pytest.fixture
@@ -32,26 +26,28 @@ def manual(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
+@cases("archives", "name train test shape classes")
 def test_an_archive_in_the_manual_folder_gives_the_rows_written_to_it(
-    name: str, manual: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, train: int, test: int, shape: list[int], classes: int, manual: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(CATALOG._values, name, made.small_entry(name, manual / name))
-    train, test, shape, classes = SHAPES[name]
     raw = sources.load(Named(name))
-    assert raw.test is not None and len(raw.classes) == classes
-    np.testing.assert_array_equal(raw.train.inputs, made.images(train, shape))
-    np.testing.assert_array_equal(raw.test.inputs, made.images(test, shape, 1))
-    np.testing.assert_array_equal(raw.train.targets, made.labels(train, classes))
-    np.testing.assert_array_equal(raw.test.targets, made.labels(test, classes))
+    assert len(raw.classes) == classes
+    for number, (rows, count) in enumerate(((raw.train, train), (raw.test, test))):
+        np.testing.assert_array_equal(rows.inputs, made.images(count, tuple(shape), number))
+        np.testing.assert_array_equal(rows.targets, made.labels(count, classes))
     assert raw.train.inputs.dtype == np.uint8 and raw.train.targets.dtype == np.int64
 
 
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_files_that_differ_from_the_published_files_are_refused(name: str, manual: Path) -> None:
-    made.small(name, manual / name)  # small archives are not the published ones: the real hashes must refuse them
+@pytest.mark.parametrize("name", sorted(made.WRITERS))
+def test_files_that_differ_from_the_published_files_and_truncated_files_are_refused(name: str, manual: Path) -> None:
+    small = made.small(name, manual / name)  # not the published archive, which the hash of its entry must tell
     with pytest.raises(DataError, match=r"SHA-256 must be [0-9a-f]{64}, got [0-9a-f]{64}"):
         sources.load(Named(name))
+    path = manual / name / small.files[0].name
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(DataError, match=f"{path.name}: is truncated"):
+        small.parse(manual / name)
 
 
 def test_a_file_with_another_gzip_header_is_accepted_by_its_content(tmp_path: Path) -> None:
@@ -68,15 +64,6 @@ def test_the_error_names_a_missing_file_and_its_address(manual: Path) -> None:
     (manual / "svhn" / "test_32x32.mat").unlink()
     with pytest.raises(DataError, match=r"svhn/test_32x32\.mat: is missing; svhn needs it from http"):
         sources.load(Named("svhn"))
-
-
-@pytest.mark.parametrize("name", sorted(SHAPES))
-def test_a_truncated_file_is_refused(name: str, tmp_path: Path) -> None:
-    small = made.small(name, tmp_path)
-    path = tmp_path / small.files[0].name
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DataError, match=f"{path.name}: is truncated"):
-        small.parse(tmp_path)
 
 
 def test_truncated_records_inside_a_whole_archive_are_refused(tmp_path: Path) -> None:
@@ -104,23 +91,14 @@ def test_images_of_stl10_are_read_column_by_column(tmp_path: Path) -> None:
     pixels[27648 + 2 * 96 + 1] = 200
     raw = STL10.parse(stl10_archive(tmp_path, train_X=bytes(pixels)))
     assert np.argwhere(raw.train.inputs).tolist() == [[1, 0, 1, 2]] and raw.train.inputs[1, 0, 1, 2] == 200
-    assert raw.train.targets.tolist() == [0, 1] and raw.test is not None and raw.test.targets.tolist() == [9]
+    assert raw.train.targets.tolist() == [0, 1] and raw.test.targets.tolist() == [9]
     assert raw.classes == tuple(made.STL10_NAMES)
 
 
-@pytest.mark.parametrize(
-    ("changed", "rule"),
-    [
-        ({"test_X": bytes(27647)}, r"test_X\.bin: must be whole images of 27648 bytes, got 27647"),
-        ({"train_y": b"\1"}, r"train_y\.bin: must be one label for each of 2 images, got 1"),
-        ({"train_y": b"\1\0"}, r"train_y\.bin: labels must be in 1\.\.10, got 0\.\.1"),
-        ({"test_y": b"\13"}, r"test_y\.bin: labels must be in 1\.\.10, got 11\.\.11"),
-        ({"test_y": b""}, r"must contain stl10_binary/test_y\.bin"),
-    ],
-)
-def test_malformed_files_of_stl10_are_refused(changed: dict, rule: str, tmp_path: Path) -> None:
+@cases("malformed", "changed rule")
+def test_malformed_files_of_stl10_are_refused(changed: str, rule: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rule):
-        STL10.parse(stl10_archive(tmp_path, **changed))
+        STL10.parse(stl10_archive(tmp_path, **eval(changed)))
 
 
 def test_the_copies_in_packages_have_the_published_shapes_and_values() -> None:

@@ -10,33 +10,30 @@ import pickle
 import re
 import unicodedata
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
-import yaml
 
-from bdl_pipe import config
 from bdl_pipe.data import sources
-from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import frame_inputs, new_inputs, unseen
-from bdl_pipe.data.normalise import fit_transform
 from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.data.tables.formats import other_kind
 from bdl_pipe.errors import DataError
 from bdl_pipe.seeds import Seed
 from pipeline.prepared.preparation import check_splits
-from tests.data.test_cells import ROWS, X, Y, added, cycle, feature, schema_of, stored
+from tests.case_files import sections_of
+from tests.data.test_cells import ROWS, X, Y, added, cycle, feature, parquet, requested, schema_of, stored
+from tests.preparing import dataset_of, transform_of
 from tests.tables import houses
 
-CASES: dict[str, list[list[Any]]] = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
+CASES: dict[str, list[list[Any]]] = sections_of(__file__)
 PLAIN = "x,y\n" + "".join(f"{x},{y}\n" for x, y in zip(X, Y, strict=True))
 SQUARES = [round(float(x * x), 4) for x in X]
 DAYS = [dt.date(2023, 1, 1) + dt.timedelta(days=7 * i % 400) for i in range(ROWS)]
@@ -54,7 +51,8 @@ def cases(section: str) -> Any:
 
 def made(text: str, **names: Any) -> Any:
     """Evaluate an expression of the file of cases."""
-    return eval(text, {**globals(), "gzip": gzip, "pickle": pickle, "houses": houses, "cycle": cycle, **names})
+    modules = {"gzip": gzip, "pa": pa, "pickle": pickle}
+    return eval(text, {**globals(), **modules, "houses": houses, **names})
 
 
 def cells_of(written: str | list[Any], rows: int) -> list[Any]:
@@ -86,22 +84,17 @@ def inspected(path: Path, lines: Sequence[str]) -> Profile:
     return inspect_table(write(path, "\n".join(lines) + "\n"), ["y"])
 
 
-def check_column(case: list[Any], rows: int, folder: Path) -> None:
-    cells, kind, said, name = [*case, "f"][:4]
-    profile = added(stored(folder, "csv", {"x": LONG[:rows], name: cells_of(cells, rows), "y": LONG[::-1][:rows]}))[0]
+COLUMNS = [(rows, *case) for rows in (ROWS, 2 * ROWS) for case in CASES[f"columns of {rows} rows"]]
+
+
+@pytest.mark.parametrize("case", [pytest.param(case, id=str(case[1])) for case in COLUMNS])
+def test_a_column_has_its_kind_and_its_remark_or_is_left_out_with_the_reason(case: Any, tmp_path: Path) -> None:
+    rows, _, cells, kind, said, name = [*case, "f"][:6]
+    columns = {"x": LONG[:rows], name: cells_of(cells, rows), "y": LONG[::-1][:rows]}
+    profile = added(stored(tmp_path, "csv", columns))[0]
     lines = [line for line in profile.describe() if f" {name}: " in line or f"column {name}, " in line]
     assert profile.columns.get(name, "left out") == kind
     assert is_said(said, "\n".join(lines)) if said else lines == [], lines
-
-
-@cases("columns of 60 rows")
-def test_a_column_has_its_kind_and_its_remark_or_is_left_out_with_the_reason(case: list[Any], tmp_path: Path) -> None:
-    check_column(case, ROWS, tmp_path)
-
-
-@cases("columns of 120 rows")
-def test_another_meaning_of_a_column_is_remarked_on(case: list[Any], tmp_path: Path) -> None:
-    check_column(case, 2 * ROWS, tmp_path)
 
 
 @cases("targets")
@@ -151,15 +144,12 @@ def test_a_file_is_cut_at_the_separator_that_all_its_lines_share(case: list[Any]
 @cases("new cells")
 def test_new_cells_are_read_as_the_fitted_ones_or_refused(case: list[Any], tmp_path: Path) -> None:
     fitted, new, read = case
-    schema = schema_of(feature(tmp_path, made(fitted))[1])
-    cells = made(new)
-    cells = pd.Series(cells, dtype=object) if isinstance(cells, list) else cells
-    frame = pd.DataFrame({"x": [0.0] * len(cells), "f": cells})
+    raw, cells = feature(tmp_path, made(fitted))[1], made(new)
     if isinstance(read, str):
         with pytest.raises(DataError, match=read):
-            frame_inputs(frame, schema)
+            requested(raw, cells)
     else:
-        np.testing.assert_array_equal(frame_inputs(frame, schema)[:, 1], np.array(read, float))
+        np.testing.assert_array_equal(requested(raw, cells)[:, 1], np.array(read, float))
 
 
 FITTED = [Column("n", "number"), Column("c", "category", ("Köln", "blue", "green", "red")), Column("d", "date")]
@@ -188,25 +178,16 @@ def test_a_new_number_is_read_or_refused(cell: str, number: str | float, tmp_pat
     check_new_file(tmp_path / "new.csv", f"n,c,d,t,g\n{cell},red,2026-01-05,yes,3\n", read)
 
 
-def test_a_header_in_angle_brackets_is_not_taken_for_a_web_page(tmp_path: Path) -> None:
-    """MetaStock writes its headers in angle brackets."""
-    path = tmp_path / "t.csv"
-    path.write_text(PLAIN.replace("x,y", "<DATE>,<OPEN>"))
-    assert added(path, "<OPEN>")[1].features == ("<DATE>",)
+@cases("files")
+def test_a_file_is_read_or_remarked_on(case: list[Any], tmp_path: Path) -> None:
+    content, target, question, answer = case
+    profile, raw = added(write(tmp_path / "t.csv", made(content)), target)
+    assert made(question, profile=profile, raw=raw) == answer
 
 
-NAMES = {
-    "pandas-dev/pandas#9067 (blanks around names)": (" x ", "  y", "y", "x"),
-    "JuliaData/DataFrames.jl#2904 (NFC typed, NFD in the file)": ("x", E_NFD, E_NFC, "x"),
-    "learningequality/ricecooker#143 (NFC fitted, NFD predicted)": (E_NFC, "y", "y", E_NFD),
-    "openml/automlbenchmark#357 (whole numbers as names)": ("0", "1", "1", 0),
-    "lightgbm-org/LightGBM#6202 (signs of JSON; right before)": ('"[a].{b}: c, km"', "y", "y", "[a].{b}: c, km"),
-}
-
-
-@pytest.mark.parametrize("report", NAMES)
-def test_a_column_is_found_by_another_spelling_of_its_name(report: str, tmp_path: Path) -> None:
-    x, y, target, asked = NAMES[report]
+@cases("names")
+def test_a_column_is_found_by_another_spelling_of_its_name(case: list[str], tmp_path: Path) -> None:
+    x, y, target, asked = map(made, case)
     (tmp_path / "t.csv").write_text(PLAIN.replace("x,y", f"{x},{y}", 1))
     raw = added(tmp_path / "t.csv", target)[1]
     assert len(raw.features) == 1
@@ -230,23 +211,12 @@ def test_usual_columns_get_no_remarks(tmp_path: Path) -> None:
     assert added(stored(tmp_path, "csv", columns))[0].remarks == []
 
 
-ONE_VALUE = {
-    "chamilo/chamilo-lms#7176 (U+200B, U+FEFF)": (
-        cycle("\u200bred", "red\ufeff", "red", "blue\u00a0"),
-        ("blue", "red"),
-    ),
-    "semantic-reasoning/verinote#161 (NFC and NFD)": (cycle(E_NFC, E_NFD, "x"), ("x", E_NFC)),
-    "texts of two lines, as Linux and Windows end them": (cycle("a\nb", "a\r\nb", "a b"), ("a\nb", "a b")),
-}
-
-
-@pytest.mark.parametrize("report", ONE_VALUE)
-def test_texts_that_look_equal_are_one_category(report: str, tmp_path: Path) -> None:
-    cells, values = ONE_VALUE[report]
-    raw = feature(tmp_path, cells)[1]
+@cases("equal texts")
+def test_texts_that_look_equal_are_one_category(case: list[str], tmp_path: Path) -> None:
+    texts, values = map(made, case)
+    raw = feature(tmp_path, cycle(*texts))[1]
     assert raw.columns[1].values == values
-    inputs = frame_inputs(pd.DataFrame({"x": X, "f": cells}), schema_of(raw))
-    np.testing.assert_array_equal(inputs, raw.train.inputs)
+    np.testing.assert_array_equal(requested(raw, cycle(*texts), X), raw.train.inputs)
 
 
 def test_digits_of_other_scripts_are_read_as_numbers(tmp_path: Path) -> None:
@@ -260,23 +230,19 @@ def test_columns_that_add_accepts_can_be_split_and_transformed(tmp_path: Path) -
     read = [case for case in CASES["columns of 60 rows"] if case[2] != "left out"]
     columns = {f"{[*case, 'f'][4]}{i}": cells_of(case[1], ROWS) for i, case in enumerate(read)} | {"y": Y.tolist()}
     profile = added(stored(tmp_path, "csv", columns))[0]
-    rest = {"whiten": False, "validation": 0.2, "fit_rows": "train", "splits": 5, "ood": [], "corrupted_images": 0}
-    entry = config.read(DatasetConfig, {**profile.dataset(), **rest, "corruptions": "made"}, "d")
+    entry = dataset_of(**{**profile.dataset(), "splits": 5})
     raw = sources.load(entry.source)
     check_splits(raw, entry, "d", Seed(0))
-    made = fit_transform(
-        raw.train.inputs, raw.train.targets, kind="table", normalise="robust", whiten=False, columns=raw.columns
-    )
-    assert made.inputs(raw.train.inputs).isfinite().all()
+    fitted = transform_of(raw.train.inputs, raw.train.targets, columns=raw.columns)
+    assert fitted.inputs(raw.train.inputs).isfinite().all()
 
 
 def test_commas_that_may_separate_thousands_are_refused_or_get_a_remark(tmp_path: Path) -> None:
     """A number of another column that has a decimal comma leaves little doubt."""
     whole = "x;f;y\n" + "".join(f"{3 * i % 47};{1000 + 1234 * i:,};{7 * i % 53}\n" for i in range(60))
     (tmp_path / "t.csv").write_text(whole)
-    with pytest.raises(
-        DataError, match=r"'?f'?: 1,000 may be 1\.000 or 1000; say which with --decimal , or --thousands ,$"
-    ):
+    cure = r"'?f'?: 1,000 may be 1\.000 or 1000; say which with --decimal , or --thousands ,$"
+    with pytest.raises(DataError, match=cure):
         added(tmp_path / "t.csv")
     said = "f: '1,000' is read as 1.000, with a decimal comma; if commas separate thousands, write numbers without them"
     (tmp_path / "t.csv").write_text(whole.replace("\n3;", "\n3,5;"))
@@ -285,58 +251,26 @@ def test_commas_that_may_separate_thousands_are_refused_or_get_a_remark(tmp_path
     assert added(tmp_path / "t.csv")[0].remarks == []
 
 
-def test_commas_at_the_end_of_each_line_add_no_columns(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text(PLAIN.replace("\n", ",,,\n"))
-    assert added(tmp_path / "t.csv")[1].features == ("x",)
-
-
-def test_a_file_that_is_read_as_cp1252_gets_a_remark(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_bytes(lines_of(cycle("Москва", "Тула")).encode("cp1251"))
-    said = "t.csv: its texts are no UTF-8 and are read as cp1252, such as 'Ìîñêâà'; if they look wrong"
-    assert any(line.startswith(said) for line in added(tmp_path / "t.csv")[0].remarks)
-
-
-def test_a_column_that_counts_the_rows_is_left_out_if_rows_lack_the_target(tmp_path: Path) -> None:
-    rows = [f"{i + 1},{i % 7},{'' if i in (5, 50) else i * i % 71}" for i in range(2 * ROWS)]
-    assert inspected(tmp_path / "t.csv", ["id,x,y", *rows]).left_out == {"id": "it counts the rows"}
-
-
 def test_a_quote_that_is_not_closed_and_a_row_of_totals_are_remarked_on(tmp_path: Path) -> None:
     rows = [(f'"wide {i}' if i in (10, 30) else f"n{i % 7}") + f",{i % 9},{i * i % 71}" for i in range(2 * ROWS)]
-    found = inspected(tmp_path / "t.csv", ["name,x,y", *rows, "Total,540,9999"])
-    assert found.rows == 101
-    assert any("the cell that begins with 'wide 10,1,29' holds 21 lines" in line for line in found.remarks)
-    assert any("name: the last row has 'Total'" in line for line in found.remarks)
+    profile = inspected(tmp_path / "t.csv", ["name,x,y", *rows, "Total,540,9999"])
+    assert profile.rows == 101
+    assert any("the cell that begins with 'wide 10,1,29' holds 21 lines" in line for line in profile.remarks)
+    assert any("name: the last row has 'Total'" in line for line in profile.remarks)
 
 
-def test_codes_are_classes_whatever_their_number(tmp_path: Path) -> None:
-    found = inspected(tmp_path / "t.csv", ["x,y", *(f"{i * i % 71},{i % 24:05d}" for i in range(2 * ROWS))])
-    assert found.source.task == "classification" and len(found.classes) == 24 and "00001" in found.classes
-
-
-TELLING: dict[str, tuple[Callable[[int], tuple[str, str]], str]] = {
-    "gaps": (lambda i: ("" if i % 3 else f"r{i % 4}", "no" if i % 3 else "yes"), "f is empty for some values of y"),
-    "a category": (lambda i: ("abcd"[i % 4], "no" if i % 4 in (0, 3) else "yes"), "each value of f has one y"),
-    "groups of rows": (lambda i: (f"p{i // 10}", "no" if i // 10 % 3 else "yes"), "each value of f has one y"),
-    "neither": (lambda i: (f"p{i // 10}", "no" if i % 3 else "yes"), ""),
-}
-
-
-@pytest.mark.parametrize("name", TELLING)
-def test_a_column_that_tells_the_class_is_remarked_on(name: str, tmp_path: Path) -> None:
-    of, said = TELLING[name]
-    rows = [f"{cell},{i * 37 % 11},{label}" for i in range(2 * ROWS) for cell, label in [of(i)]]
+@cases("telling columns")
+def test_a_column_that_tells_the_class_is_remarked_on(case: list[str], tmp_path: Path) -> None:
+    cell, label, start = case
+    rows = [f"{made(cell, i=i)},{i * 37 % 11},{made(label, i=i)}" for i in range(2 * ROWS)]
     lines = [line for line in inspected(tmp_path / "t.csv", ["f,x,y", *rows]).remarks if "is it known when" in line]
-    assert [line.startswith(said) for line in lines] == ([True] if said else [])
+    assert [line.startswith(start) for line in lines] == ([True] if start else [])
 
 
-def test_many_columns_of_one_order_are_counted_and_a_nameless_copy_is_left_out(tmp_path: Path) -> None:
-    names = [f"c{i}" for i in range(20)]
+def test_many_columns_of_one_order_are_counted(tmp_path: Path) -> None:
     rows = [",".join([*(str(i * i + 0.5 * j) for j in range(20)), str(i * i * 7 % 71)]) for i in range(60)]
-    found = inspected(tmp_path / "t.csv", [",".join([*names, "y"]), *rows])
-    assert len(found.remarks) == 6 and found.remarks[-1] == "185 more pairs of columns order the rows alike"
-    rows = [f"{i * 37 % 11}.5,{i * 37 % 11}.5,{i * i * 7 % 71}" for i in range(60)]
-    assert inspected(tmp_path / "t.csv", [",x,y", *rows]).left_out == {"": "it is equal to x"}
+    profile = inspected(tmp_path / "t.csv", [",".join([*(f"c{i}" for i in range(20)), "y"]), *rows])
+    assert len(profile.remarks) == 6 and profile.remarks[-1] == "185 more pairs of columns order the rows alike"
 
 
 @pytest.mark.parametrize("scale", [1.6e-19, 1e-150, 1.0, 1e100])
@@ -344,15 +278,10 @@ def test_a_column_is_scaled_equally_in_every_unit(scale: float, tmp_path: Path) 
     """scikit-learn/scikit-learn#19726, #19898: a width below 10 ε was taken for none, and the column became 0."""
     raw = feature(tmp_path, [scale * value for value in SQUARES])[1]
     plain = feature(tmp_path, SQUARES)[1]
-    made, expected = (
-        fit_transform(
-            r.train.inputs, r.train.targets, kind="table", normalise="robust", whiten=False, columns=r.columns
-        )
-        for r in (raw, plain)
-    )
-    seen = made.inputs(raw.train.inputs)
-    np.testing.assert_allclose(seen, expected.inputs(plain.train.inputs), rtol=1e-5, atol=1e-6)
-    assert seen[:, 1].std() > 0.3
+    fitted, expected = (transform_of(r.train.inputs, r.train.targets, columns=r.columns) for r in (raw, plain))
+    scaled_inputs = fitted.inputs(raw.train.inputs)
+    np.testing.assert_allclose(scaled_inputs, expected.inputs(plain.train.inputs), rtol=1e-5, atol=1e-6)
+    assert scaled_inputs[:, 1].std() > 0.3
 
 
 def test_a_target_whose_squares_fit_a_float64_is_accepted(tmp_path: Path) -> None:
@@ -383,21 +312,13 @@ def test_a_feature_with_gaps_that_repeats_the_target_is_detected(tmp_path: Path)
         added(stored(tmp_path, "csv", classes))
 
 
-@pytest.mark.parametrize(
-    ("fitted", "new", "said"),
-    [
-        pytest.param(EPOCH, 1.7e12, "f: 1.7e+12 is far from 1.68e+09 to ", id="moment/luxon#345"),
-        pytest.param(SQUARES, 1e4, "f: 10000 is far from", id="koaning/scikit-lego#361"),
-        pytest.param(DAYS, "1970-01-20", "f: 1970-01-20 is far from 2023-01-01 to 2024-02-04", id="a day of 1970"),
-    ],
-)
-def test_a_new_value_far_from_the_fitted_values_is_reported(
-    fitted: list[Any], new: Any, said: str, tmp_path: Path
-) -> None:
-    raw = feature(tmp_path, fitted)[1]
-    inputs = frame_inputs(pd.DataFrame({"x": [0.0, 0.0], "f": [fitted[0], new]}), schema_of(raw))
+@cases("far values")
+def test_a_new_value_far_from_the_fitted_values_is_reported(case: list[str], tmp_path: Path) -> None:
+    cells, new, start = case
+    raw = feature(tmp_path, made(cells))[1]
+    inputs = requested(raw, [made(cells)[0], made(new)])
     (line,) = unseen(inputs, schema_of(raw))
-    assert line.startswith(said) and line.endswith("of the fitted file, in 1 rows, the first 2: do the units differ?")
+    assert line.startswith(start) and line.endswith("of the fitted file, in 1 rows, the first 2: do the units differ?")
     assert unseen(inputs[:1], schema_of(raw)) == unseen(raw.train.inputs, schema_of(raw)) == []
     older = [{k: v for k, v in column.items() if k != "ends"} for column in schema_of(raw)["columns"]]
     assert unseen(inputs, {**schema_of(raw), "columns": older}) == [], "data prepared earlier have no ends"
@@ -413,36 +334,15 @@ def test_pandas_periods_and_intervals_are_read_as_their_csv_texts(tmp_path: Path
     cut = pd.Series(pd.cut(X, 3))
     ranges = feature(tmp_path, cut.astype(str).tolist())[1]
     for cells in (cut, pd.Series(pd.IntervalIndex(cut))):
-        new = frame_inputs(pd.DataFrame({"x": X, "f": cells}), schema_of(ranges))
-        np.testing.assert_array_equal(new, ranges.train.inputs)
+        np.testing.assert_array_equal(requested(ranges, cells, X), ranges.train.inputs)
 
 
-@pytest.mark.parametrize(
-    ("cells", "found"),
-    [
-        pytest.param(
-            pa.ExtensionArray.from_storage(pa.bool8(), pa.array([0, 1] * 30, pa.int8())), "category", id="bool8"
-        ),
-        pytest.param(
-            pa.array(pd.Series(pd.period_range("2024-01", periods=60, freq="M"))), "it holds extension", id="periods"
-        ),
-        pytest.param(
-            pa.array([2147483647, *range(59)], pa.int32()).cast(pa.date32()),
-            "'f' must hold moments that 64 bits of microseconds hold",
-            id="an infinite day",
-        ),
-        pytest.param(
-            pa.Array.from_buffers(pa.string(), 60, pa.array([b"\xff", b"ok"] * 30).buffers()),
-            "'f' must be texts in UTF-8",
-            id="no UTF-8",
-        ),
-    ],
-)
-def test_unusual_arrow_types_are_read_left_out_or_refused(cells: pa.Array, found: str, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"x": X, "f": cells, "y": Y}), tmp_path / "t.parquet")
+@cases("Arrow types")
+def test_unusual_arrow_types_are_read_left_out_or_refused(case: list[str], tmp_path: Path) -> None:
+    cells, answer = case
     try:
-        profile, raw = added(tmp_path / "t.parquet")
+        profile, raw = added(parquet(tmp_path, made(cells)))
         said = profile.left_out.get("f") or next(column.kind for column in raw.columns if column.name == "f")
     except DataError as error:
         said = str(error)
-    assert found in said
+    assert answer in said

@@ -10,11 +10,14 @@ import pandas as pd
 import pytest
 
 from bdl_pipe.data.config import DatasetConfig
+from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.data.split_rows import schema
 from bdl_pipe.errors import DataError
+from tests.case_files import cases_of, sections_of
 
+cases = cases_of(__file__)
 RANDOM = np.random.default_rng(0)
 POPULATION, AREA = RANDOM.integers(1000, 9999, 60), RANDOM.integers(1, 999, 60)
 
@@ -35,6 +38,11 @@ def column(path: Path, **said: Any) -> np.ndarray:
     return inspect_table(path, ["y"], "regression", **said).raw.train.inputs[:, 0]
 
 
+def about(profile: Profile) -> dict[str, Any]:
+    """What a fit stores of a table, and predictions read."""
+    return schema(profile.raw, DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made"))
+
+
 @pytest.mark.parametrize("point", [",", "."])
 def test_numbers_that_may_be_wrong_by_a_thousand_are_refused_with_both_cures(tmp_path: Path, point: str) -> None:
     path = written(tmp_path / "a.csv", "{:" + point + "}")
@@ -50,9 +58,8 @@ def test_numbers_that_may_be_wrong_by_a_thousand_are_refused_with_both_cures(tmp
     assert cures == f"--decimal {point} or --thousands {point}"
     other = "," if point == "." else "."
     for said, scale in ({"decimal": point}, 1e-3), ({"thousands": point}, 1):
-        right = pd.read_csv(path, sep=";", decimal=said.get("decimal", other), thousands=said.get("thousands"))[
-            "people"
-        ]
+        options = {"decimal": said.get("decimal", other), "thousands": said.get("thousands")}
+        right = pd.read_csv(path, sep=";", **options)["people"]
         np.testing.assert_array_equal(column(path, **said), right)
         assert np.median(right) == pytest.approx(scale * np.median(POPULATION), rel=0.05)
 
@@ -63,9 +70,10 @@ def test_other_decimal_commas_of_the_file_leave_no_doubt(tmp_path: Path, beside:
     np.testing.assert_allclose(column(path), POPULATION / 1000)
 
 
-@pytest.mark.parametrize(
-    ("form", "separator"), [("{:,}", ","), ("{:,}", ";"), ("{:.}", ";"), ("{:'}", ","), ("{: }", "\t")]
-)
+FORMS = [("{:,}", ","), ("{:,}", ";"), ("{:.}", ";"), ("{:'}", ","), ("{: }", "\t")]
+
+
+@pytest.mark.parametrize(("form", "separator"), FORMS)
 def test_separators_of_thousands_are_read_as_pandas_reads_them(tmp_path: Path, form: str, separator: str) -> None:
     path = written(tmp_path / "a.csv", form, separator)
     said = {"thousands": form[2]}
@@ -80,10 +88,8 @@ def test_a_printed_separator_of_thousands_is_the_one_that_was_said(tmp_path: Pat
     """French programs write a no-break blank, Swiss ones a typographic apostrophe."""
     path, right = written(tmp_path / "a.csv", "{:" + printed + "}"), POPULATION.astype(float)
     np.testing.assert_array_equal(column(path, thousands=said), right)
-    profile = inspect_table(path, ["y"], "regression", thousands=said)  # type: ignore[arg-type]
-    dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
-    about = schema(profile.raw, dataset)
-    np.testing.assert_array_equal(new_inputs(path, about)[:, 0], right)
+    profile = inspect_table(path, ["y"], "regression", thousands=said)
+    np.testing.assert_array_equal(new_inputs(path, about(profile))[:, 0], right)
 
 
 def test_an_odd_place_of_a_separator_makes_a_column_no_numbers(tmp_path: Path) -> None:
@@ -103,64 +109,27 @@ def test_a_separator_of_thousands_is_not_the_decimal_point_and_parquet_has_neith
         column(frame, thousands=",")
 
 
-FORMS = {  # the fitted file: the form of its numbers, its separator, and the options of add
-    "points": ("{:.0f}", ";", {}),
-    "commas": ("{:,}", ";", {"decimal": ","}),
-    "thousands by commas": ("{:,}", ";", {"thousands": ","}),
-    "thousands by points": ("{:.}", ";", {"thousands": "."}),
-}
-NEW = [  # a file of new rows
-    *("people;area\n1,234;5\n4321;6\n", "people;area\n1.234;5\n4321;6\n", "people;area\n1,5;5\n2,5;6\n"),
-    *('people,area\n"1,234",5\n4321,6\n', "people,area\n1.234,5\n4321,6\n", "people,area\n1234.5,5\n7,6\n"),
-    *("people;area\n12,34;5\n7;6\n", "people;area\n1.234,5;5\n7;6\n", "people;area\n1,234.5;5\n7;6\n"),
-]
-
-
-@pytest.mark.parametrize("fitted", FORMS)
-def test_new_rows_are_read_like_the_fitted_file(tmp_path: Path, fitted: str) -> None:
-    form, separator, said = FORMS[fitted]
+@cases("fitted files", "form options expected")
+def test_new_rows_are_read_like_the_fitted_file(tmp_path: Path, form: str, options: Any, expected: list[Any]) -> None:
     path = tmp_path / "fitted.csv"
-    if fitted == "points":
-        path.write_text(
-            "people;area;y\n"
-            + "".join(f"{p};{a};{n % 7}.5\n" for n, (p, a) in enumerate(zip(POPULATION, AREA, strict=True)))
-        )
+    if options:
+        written(path, form)
     else:
-        written(path, form, separator)
-    profile = inspect_table(path, ["y"], "regression", **said)
-    dataset = DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made")
-    about = schema(profile.raw, dataset)
-    assert ("numbers" in about) == (fitted != "points")
-    answers = []
-    for text in NEW:
-        new = tmp_path / "new.csv"
-        new.write_text(text)
+        rows = enumerate(zip(POPULATION, AREA, strict=True))
+        path.write_text("people;area;y\n" + "".join(f"{p};{a};{n % 7}.5\n" for n, (p, a) in rows))
+    of_fitted, answers = about(inspect_table(path, ["y"], "regression", **options)), []
+    assert ("numbers" in of_fitted) == bool(options)
+    for text in sections_of(__file__)["new"]:
+        (tmp_path / "new.csv").write_text(text)
         try:
-            answers.append(new_inputs(new, about)[0, 0])
+            answers.append(new_inputs(tmp_path / "new.csv", of_fitted)[0, 0])
         except DataError:
             answers.append(None)
-    expected = {
-        "points": [None, 1.234, None, None, 1.234, 1234.5, None, None, None],
-        "commas": [1.234, None, 1.5, None, 1.234, 1234.5, 12.34, None, None],
-        "thousands by commas": [1234, 1.234, None, 1234, 1.234, 1234.5, None, None, 1234.5],
-        "thousands by points": [1.234, 1234, 1.5, None, 1.234, 1234.5, 12.34, 1234.5, None],
-    }
-    assert answers == expected[fitted]
+    assert answers == expected
 
 
-@pytest.mark.parametrize(
-    ("separator", "texts", "options"),
-    [
-        (";", ("1.299,99", "12,5"), "--thousands . --decimal ,"),
-        (",", ('"1,299.99"', "12.5"), "--thousands , --decimal ."),
-        ("\t", ("1 299,99", "12,5"), "--thousands ' ' --decimal ,"),
-        (",", ('"1.299,99"', '"12,5"'), ""),  # a decimal point is no separator of cells
-        (";", ("1.299,99 €", "12,5"), ""),
-    ],
-)
-def test_a_column_that_only_lacks_options_names_them(
-    tmp_path: Path, separator: str, texts: tuple[str, str], options: str
-) -> None:
+@cases("missing options", "separator texts options")
+def test_a_column_that_only_lacks_options_names_them(tmp_path: Path, separator: str, texts: Any, options: str) -> None:
     path, y = tmp_path / "a.csv", [7 * i % 41 for i in range(60)]
     lines = [separator.join([texts[i % 2], f"{i % 9}", f"{value}"]) for i, value in enumerate(y)]
     path.write_text("\n".join([separator.join(["f", "x", "y"]), *lines]))

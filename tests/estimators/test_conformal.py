@@ -14,77 +14,54 @@ import pytest
 import torch
 from scipy import stats
 
-from bdl_pipe import (
-    ArtifactError,
-    BayesianClassifier,
-    BayesianRegressor,
-    conformal,
-    load_predictor,
-    stored_address,
-    summary,
-)
+from bdl_pipe import ArtifactError, BayesianClassifier, BayesianRegressor, conformal, load_predictor, summary
+from bdl_pipe import stored_address as address
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.transform import Transform
-from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.errors import DataError
 from bdl_pipe.estimators import fitted
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.seeds import Seed
 
 LEVEL = 0.8
-UNCHANGED = Transform("table", torch.zeros(1), torch.ones(1), shift=torch.zeros(1), scale=torch.ones(1))
+RANDOM = torch.Generator().manual_seed(0)
+SCORES = [
+    torch.rand(count, generator=RANDOM, dtype=torch.float64).sort().values for count in (7, 5, 6)
+]  # of three parts
+LEARNT = [Recalibration((1.0,), (1.0,), scores) for scores in SCORES]
+
+
+def units(shift: list[float], scale: list[float]) -> Transform:
+    plain = torch.zeros(1), torch.ones(1)
+    return Transform("table", *plain, shift=torch.tensor(shift), scale=torch.tensor(scale))
 
 
 def test_conformal_intervals_equal_their_definition_by_counting() -> None:
-    random = torch.Generator().manual_seed(0)
-    many, rows, outputs = 3, 4, 2
-    mean = torch.randn(many, 1, rows, outputs, generator=random, dtype=torch.float64)
-    sd = torch.rand(many, 1, rows, outputs, generator=random, dtype=torch.float64) + 0.5
-    scores = [torch.rand(count, generator=random, dtype=torch.float64).sort().values for count in (7, 5, 6)]
-    transforms = [
-        Transform(
-            "table", torch.zeros(1), torch.ones(1), shift=torch.tensor([a, 0.0]), scale=torch.tensor([1.0, 2.0 + a])
-        )
-        for a in (0.0, 1.0, 2.0)
-    ]
-    predictives = [Gaussian(mean[k], sd[k] ** 2) for k in range(many)]
-    learnt = [Recalibration((1.0,), (1.0,), each) for each in scores]
-    low, high = conformal.intervals(predictives, learnt, [of.own_units for of in transforms], LEVEL)
-    n = sum(map(len, scores))
+    rows, outputs = 4, 2
+    mean = torch.randn(3, 1, rows, outputs, generator=RANDOM, dtype=torch.float64)
+    sd = torch.rand(3, 1, rows, outputs, generator=RANDOM, dtype=torch.float64) + 0.5
+    own_units = [units([a, 0.0], [1.0, 2.0 + a]).own_units for a in (0.0, 1.0, 2.0)]
+    predictives = [Gaussian(mean[k], sd[k] ** 2) for k in range(3)]
+    low, high = conformal.intervals(predictives, LEARNT, own_units, LEVEL)
+    below, above = math.floor(19 * (1 - LEVEL) + 1e-9), math.ceil(19 * LEVEL - 1e-9)
     for row in range(rows):
+        pairs = [(k, r) for k in range(3) for r in SCORES[k]]
+        at = [torch.stack([own_units[k](mean[k, 0, row] + s * r * sd[k, 0, row]) for k, r in pairs]) for s in (-1, 1)]
         for output in range(outputs):
-            ends = [
-                [
-                    float(t.own_units(mean[k, 0, row] + sign * r * sd[k, 0, row])[output])
-                    for k, t in enumerate(transforms)
-                    for r in scores[k].tolist()
-                ]
-                for sign in (-1, 1)
-            ]
-            below = math.floor((n + 1) * (1 - LEVEL) + 1e-9)
-            above = math.ceil((n + 1) * LEVEL - 1e-9)
-            assert float(low[row, output]) == pytest.approx(sorted(ends[0])[below - 1], abs=1e-12)
-            assert float(high[row, output]) == pytest.approx(sorted(ends[1])[above - 1], abs=1e-12)
+            lower, upper = (sorted(ends[:, output].tolist()) for ends in at)
+            assert float(low[row, output]) == pytest.approx(lower[below - 1], abs=1e-12)
+            assert float(high[row, output]) == pytest.approx(upper[above - 1], abs=1e-12)
 
 
 def test_conformal_sets_equal_their_definition_by_counting() -> None:
-    random = torch.Generator().manual_seed(0)
-    log_probs = torch.randn(3, 1, 6, 4, generator=random, dtype=torch.float64).log_softmax(-1)
-    scores = [torch.rand(count, generator=random, dtype=torch.float64).sort().values for count in (7, 5, 6)]
-    found = conformal.class_sets(
-        [Categorical(p) for p in log_probs], [Recalibration((1.0,), (1.0,), s) for s in scores], LEVEL
-    )
+    log_probs = torch.randn(3, 1, 6, 4, generator=RANDOM, dtype=torch.float64).log_softmax(-1)
+    sets = conformal.class_sets([Categorical(p) for p in log_probs], LEARNT, LEVEL)
     for row in range(6):
         for label in range(4):
             p = [1 - float(log_probs[k, 0, row, label].exp()) for k in range(3)]
-            smaller = sum(r < p[k] for k in range(3) for r in scores[k].tolist())
-            assert bool(found[row, label]) == (smaller < 19 * LEVEL)
-
-
-def test_a_level_too_high_for_the_calibration_rows_is_refused() -> None:
-    learnt = [Recalibration((1.0,), (1.0,), torch.arange(count)) for count in (4.0, 5.0)]
-    with pytest.raises(ConfigError, match=r"level must be at most 0\.9 with 9 rows, got 0\.95"):
-        conformal.class_sets([Categorical(torch.zeros(1, 1, 2).log_softmax(-1))] * 2, learnt, 0.95)
+            smaller = sum(r < p[k] for k in range(3) for r in SCORES[k].tolist())
+            assert bool(sets[row, label]) == (smaller < 19 * LEVEL)
 
 
 def test_the_likely_classes_are_the_fewest_that_reach_the_level() -> None:
@@ -107,17 +84,15 @@ def test_each_group_gets_the_answer_by_its_own_rows_and_a_group_with_too_few_row
     learnt = Recalibration((1.0,), (1.0,), torch.arange(28.0).double(), GROUPS, grouped_by=1)
     rows = np.array([[5.0, 0.0], [5.0, 1.0], [5.0, math.nan], [5.0, 7.0]])
     unit = Gaussian(torch.zeros(1, 4, 1), torch.ones(1, 4, 1))
-    low, high = learnt.interval(unit, UNCHANGED, 0.9, rows)
+    low, high = learnt.interval(unit, units([0.0], [1.0]), 0.9, rows)
     assert high[:, 0].tolist() == (-low[:, 0]).tolist() == [8.0, math.inf, 27.0, math.inf]
     with pytest.raises(DataError, match="need the raw rows, whose groups are the values of a column"):
-        learnt.interval(unit, UNCHANGED, 0.9)
-    of_classes = Recalibration(
-        (1.0,), (1.0,), torch.linspace(0, 0.54, 28).double(), GROUPS.nan_to_num(2.0), conformal.OF_CLASSES
-    )
+        learnt.interval(unit, units([0.0], [1.0]), 0.9)
+    scores, groups = torch.linspace(0, 0.54, 28).double(), GROUPS.nan_to_num(2.0)
+    of_classes = Recalibration((1.0,), (1.0,), scores, groups, conformal.OF_CLASSES)
     even = Categorical(torch.full((1, 1, 3), 1 / 2).log())  # scores of 0.5: above the ninth and below the largest
-    assert of_classes.class_set(even, 0.9).tolist() == [[False, True, True]]
-    again = Recalibration.from_state(of_classes.state())
-    assert again.class_set(even, 0.9).tolist() == [[False, True, True]]
+    for one in (of_classes, Recalibration.from_state(of_classes.state())):
+        assert one.class_set(even, 0.9).tolist() == [[False, True, True]]
     state = of_classes.state()
     with pytest.raises(ArtifactError, match="must store what its groups are, and does not; fit it again"):
         Recalibration.from_state(State(state.tensors, {"factors": [1.0], "shares": [1.0]}))
@@ -146,7 +121,7 @@ def test_a_regressor_calibrates_the_groups_of_a_column(how: str, tmp_path: Path)
         np.testing.assert_array_equal(again.predict_interval(new, 0.9, conformal=True), (low, high))
     if how == "split":  # the folder of a fit with all its groups answers by them, too
         kept = load_predictor(tmp_path / "kept")
-        written = summary.predictions(kept, model._rows(new), ("y",), rng=stored_address(tmp_path / "kept"))
+        written = summary.predictions(kept, model._rows(new), ("y",), rng=address(tmp_path / "kept"))
         np.testing.assert_array_equal((written["conformal_lower"], written["conformal_upper"]), (low, high))
     by_number = BayesianRegressor("constant", conformal=how, groups=1).fit(frame, y)
     two = new.iloc[:2]
@@ -182,7 +157,7 @@ def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str, 
         model = BayesianClassifier("constant", conformal=how, groups="class").fit(x, y)
         model.save(tmp_path / "kept")
         kept, names = load_predictor(tmp_path / "kept"), [str(name) for name in model.classes_]
-        written = summary.predictions(kept, model._rows(rows), names, rng=stored_address(tmp_path / "kept"))
+        written = summary.predictions(kept, model._rows(rows), names, rng=address(tmp_path / "kept"))
         assert all("rarely" in members.split("|") for members in written["set"])
 
 

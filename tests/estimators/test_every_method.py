@@ -3,7 +3,6 @@
 To several threads at once it gives the answers of one thread, and so does a copy by pickle.
 """
 
-import pickle
 from collections.abc import Collection
 from typing import Any, Final
 
@@ -14,47 +13,12 @@ from _pytest.mark import ParameterSet
 
 from bdl_pipe import METHODS, BayesianClassifier, BayesianRegressor
 from bdl_pipe.data.size import Size
-from tests.threads import at_once
+from tests.case_files import sections_of
+from tests.threads import assert_same_wherever
 
 PACE: Final = 0.01
-LAYER: Final = {"covariance": "dense", "rank": None, "prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0}
-NOISY: Final = {"initial_sd": 0.05, "kl_weight": 1.0, "draws": 3, "validation_draws": 2}
-NEEDED: Final[dict[str, dict[str, Any]]] = {  # the keys of methods without a section
-    "vbll_bnn": {"layer": {**LAYER, "kl_weight": 1.0}, "features": NOISY},
-    "d_vbll_bnn": {"layer": {**LAYER, "kl_weight": 1.0}, "features": NOISY},
-    "g_vbll_bnn": {
-        "layer": {
-            "dirichlet": 1.0,
-            "prior_variance": 1.0,
-            "wishart_dof": 128.0,
-            "wishart_scale": 1.0,
-            "kl_weight": 1.0,
-            "refit": False,
-        },
-        "features": NOISY,
-    },
-    "fcg_w": {"weights": {"kind": "fcg_w", "full_limit": 10_000}, "draws": 3, "validation_draws": 2},
-}
-SHORT: Final[dict[str, dict[str, Any]]] = {  # numbers of steps that the pace does not reach
-    "gp": {"steps": 5},
-    "boosting": {"rounds": 5},
-    "gbll": {"epochs": 3},
-    "ciber_last": {"weights": 1},
-    "ciber_second": {"weights": 1},
-    "ldgbll": {"epochs": 3},
-    **{name: {"student": {"steps": 3}} for name in ("coreset_vi", "coreset_bma", "vbpc", "random_coreset")},
-    **{name: {"draws": 3, "validation_draws": 2} for name in ("bnn", "fcg_u", "ffg_u", "ffg_w")},
-    "ensemble_u": {"draws": 5, "validation_draws": 5},  # one of each member
-    "coreset_nn": {"steps": 5},
-    "coreset_krr": {"steps": 5},
-    "coreset_sgmcmc": {"thinning": {"steps": 20, "burn_in": 10, "every": 5}},
-}
-CORESETS: Final = {"vbpc": {"coreset": {"steps": 4, "pool": {"networks": 2, "steps": 2}}}, "random_coreset": {}}
+SETTINGS: Final = sections_of(__file__)
 STUDENTS: Final = [name for name in METHODS if "student" in METHODS[name].stages]
-
-
-def override(name: str) -> dict[str, Any]:
-    return {**SHORT.get(name, {}), **NEEDED.get(name, {})}
 
 
 # tests/test_conformance.py fits every method. In make test a method of each kind of input runs behind an estimator:
@@ -77,7 +41,7 @@ def regressor(name: str) -> tuple[BayesianRegressor, np.ndarray, np.ndarray]:
     random = np.random.default_rng(0)
     x = random.normal(size=(60, 3))
     y = 20 + x[:, 0] + 0.3 * random.normal(size=60)
-    return BayesianRegressor(name, override=override(name), pace=PACE).fit(x, y), x, y
+    return BayesianRegressor(name, override=SETTINGS["override"].get(name), pace=PACE).fit(x, y), x, y
 
 
 @pytest.mark.slow
@@ -101,8 +65,9 @@ def classifier(name: str) -> tuple[BayesianClassifier, np.ndarray, np.ndarray]:
     if images:
         x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
     coreset = "vbpc" if name.startswith("coreset") else name
-    upstream = {coreset: CORESETS[coreset]} if coreset in CORESETS else None
-    return BayesianClassifier(name, override=override(name), upstream=upstream, pace=PACE).fit(x, labels), x, labels
+    upstream = {coreset: SETTINGS["upstream"][coreset]} if coreset in SETTINGS["upstream"] else None
+    model = BayesianClassifier(name, override=SETTINGS["override"].get(name), upstream=upstream, pace=PACE)
+    return model.fit(x, labels), x, labels
 
 
 @pytest.mark.slow
@@ -140,12 +105,3 @@ def test_a_classifier_gives_eight_threads_and_a_copy_the_answers_of_one_thread(n
         return [model.predict_proba(x), model.predict(x), model.predict_set(x), model.sample(x, 2), *values]
 
     assert_same_wherever(model, ask, x)
-
-
-def assert_same_wherever(model: Any, ask: Any, x: np.ndarray) -> None:
-    parts = [x[start : start + 3] for start in range(4)]
-    alone, copied = [ask(model, part) for part in parts], pickle.loads(pickle.dumps(model))
-    answers = [*at_once(lambda part: ask(model, part), parts * 2), *(ask(copied, part) for part in parts[:1])]
-    for number, found in enumerate(answers):
-        for value, meant in zip(found, alone[number % 4], strict=True):
-            np.testing.assert_array_equal(value, meant, err_msg=f"answer {number}")

@@ -1,4 +1,4 @@
-"""The runs that a method is made from equal the runs that ``add`` writes; a user can choose other methods and runs."""
+"""The runs and settings of a method equal those that ``add`` and params.yaml have; a user can choose others."""
 
 import re
 from dataclasses import dataclass, replace
@@ -10,17 +10,21 @@ import pytest
 
 import bdl_pipe as bdl
 from bdl_pipe import BayesianClassifier, BayesianRegressor, offers
-from bdl_pipe.config import merge
+from bdl_pipe.config import merge, read
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import UserError
 from bdl_pipe.estimators.plan import plan
+from bdl_pipe.evaluation import USUAL, EvaluateConfig
 from bdl_pipe.fitting import Run
 from bdl_pipe.offers import offered
 from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml
 from pipeline.add import overlay_of
 from pipeline.core.load import typed
+from pipeline.core.params_files import read_params
+from tests.case_files import cases_of
 
+cases = cases_of(__file__)
 ROOT: Final = Path(__file__).parents[2]
 SIZES: Final = {
     "few": Size("regression", 300, 8, has_test=True),
@@ -59,41 +63,17 @@ def named(runs: list[Run]) -> list[str]:
     return [f"{run.kind}/{run.key.removeprefix('data-')}" for run in runs]
 
 
-@pytest.mark.parametrize(
-    ("method", "size", "made_from", "expected"),
-    [
-        ("swag", "few", None, ["trajectory/iterates", "student/swag"]),
-        ("swag", "many", None, ["trajectory/iterates", "student/swag"]),
-        ("swag", "few", "sgd", ["trajectory/sgd", "student/swag"]),
-        ("ciber_second", "few", None, ["trajectory/iterates", "student/ciber_second"]),
-        ("vbll", "few", "sgd", ["trajectory/sgd", "student/vbll"]),
-        ("dark_knowledge", "few", None, ["teacher/sgmcmc", "student/dark_knowledge"]),
-        ("dark_knowledge", "few", "gp", ["student/gp", "student/dark_knowledge"]),
-        ("dark_knowledge", "few", "swag", ["trajectory/iterates", "student/swag", "student/dark_knowledge"]),
-        ("coreset_bma", "images", None, ["coreset/vbpc", "student/coreset_bma"]),
-        ("coreset_nn", "images", "frepo", ["coreset/frepo", "student/coreset_nn"]),
-        ("coreset_krr", "images", "rcig", ["coreset/rcig", "student/coreset_krr"]),
-        ("fcg_u", "few", None, ["student/fcg_u"]),
-        ("gbll", "few", None, ["student/gbll"]),
-    ],
-)
+@cases("runs", "method size made_from expected")
 def test_made_from_chooses_the_runs_of_a_method(
     method: str, size: str, made_from: str | None, expected: list[str]
 ) -> None:
     assert named(plan(method, SIZES[size], made_from=made_from)) == expected
 
 
-def test_a_protocol_takes_the_network_and_the_settings_of_its_coreset() -> None:
-    coreset, student = plan("coreset_bma", SIZES["images"], upstream={"vbpc": {"rho": 3.0}})
-    assert student.config.network == coreset.config.network
-    assert student.config.rho == coreset.config.rho == 3.0 and student.config.gamma == coreset.config.gamma
-
-
 def test_a_method_without_a_default_has_a_network_that_suits_a_table() -> None:
-    (gbll,) = plan("gbll", SIZES["few"])
+    (gbll,), (fcg,) = plan("gbll", SIZES["few"]), plan("fcg_u", SIZES["few"])
     assert gbll.config.network.hidden == (50,)  # the network of its section
-    (fcg,) = plan("fcg_u", SIZES["few"])  # its section has a ConvNet, which takes no table
-    assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)
+    assert fcg.config.network.hidden == tuple(SIZES["few"].hidden)  # its section has a ConvNet, which takes no table
     assert fcg.config.training.epochs == SIZES["few"].epochs(2_000)
 
 
@@ -112,18 +92,14 @@ def test_every_method_is_planned_or_refused_in_one_line(name: str, method: str) 
         assert runs[-1].method is METHODS[method]
 
 
-@pytest.mark.parametrize("method", ["vbpc", "random_coreset", "coreset_krr"])
-def test_a_coreset_of_a_table_is_refused(method: str) -> None:
-    x = np.random.default_rng(0).normal(size=(60, 3))
-    with pytest.raises(ValueError, match=r"^rows must be images .* take another method.*, got rows of 3 numbers$"):
-        BayesianClassifier(method).fit(x, x[:, 0] > 0)
-
-
 def test_hyperparameters_of_every_run_can_be_changed() -> None:
     change = {"iterates": {"batch": 7}, "swag": {"draws": 9}}
     override = {"batch": 5}
     first, second, last = plan("dark_knowledge", SIZES["few"], made_from="swag", override=override, upstream=change)
     assert (first.config.batch, second.config.draws, last.config.batch) == (7, 9, 5)
+    coreset, student = plan("coreset_bma", SIZES["images"], upstream={"vbpc": {"rho": 3.0}})
+    assert student.config.network == coreset.config.network  # a protocol takes the settings of its coreset
+    assert student.config.rho == coreset.config.rho == 3.0 and student.config.gamma == coreset.config.gamma
 
 
 @dataclass(frozen=True)
@@ -143,9 +119,8 @@ def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = BayesianRegressor("snapshot_draws", override={"last": 2}, pace=0.05).fit(x, x[:, 0])
     assert len(model.predict_dist(x).draw_mean) == 2
-    assert (
-        BayesianClassifier("snapshot_draws", pace=0.05).fit(x, x[:, 0] > 0).predict_dist(x).draw_log_probs.shape[0] == 3
-    )
+    classifier = BayesianClassifier("snapshot_draws", pace=0.05).fit(x, x[:, 0] > 0)
+    assert len(classifier.predict_dist(x).draw_log_probs) == 3
 
 
 @pytest.mark.slow
@@ -155,3 +130,25 @@ def test_a_limit_of_minutes_reduces_the_epochs() -> None:
     size = Size("regression", 60, 2, has_test=True)
     whole, least = (plan("vbll", replace(size, pace=pace))[-1].config.training.epochs for pace in (1.0, offers.LEAST))
     assert model.fitted_.about["config"]["training"]["epochs"] == least < whole
+
+
+ROOT: Final = Path(__file__).parents[2]
+FILES: Final = ("params/inducing-convnet.yaml", "params/coresets.yaml", "params.yaml")  # the last one is preferred
+PARAMS: Final[dict[str, Any]] = {name: s for file in FILES for name, s in read_params(ROOT / file)["methods"].items()}
+UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  # The user sets all their keys.
+
+
+def test_every_method_has_a_section_or_is_listed_as_unset() -> None:
+    assert {*PARAMS, *UNSET} == {*METHODS}
+    assert not any(METHODS[name].settings for name in UNSET)
+    assert read(EvaluateConfig, read_yaml(ROOT / "params.yaml")["evaluate"], "evaluate") == USUAL
+
+
+@pytest.mark.parametrize("name", sorted({*METHODS} - UNSET))
+def test_the_settings_of_a_method_equal_its_section(name: str) -> None:
+    """They are the whole section, but for what follows from the size of the data."""
+    method, section = METHODS[name], PARAMS[name]
+    typed = read(method.config, section, f"methods.{name}")
+    assert read(method.config, merge(section, method.settings), f"methods.{name}") == typed
+    if method.default is None and not method.upstream:
+        assert read(method.config, method.settings, f"methods.{name}") == typed

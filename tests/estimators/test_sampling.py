@@ -84,10 +84,9 @@ def test_log_prob_joint_and_intervals_agree_with_the_predictive() -> None:
     assert joint.target_shape == (20, 4, 1)
     alone = joint.marginal_log_prob(torch.tensor(y.reshape(20, 4, 1))).sum()
     np.testing.assert_allclose(float(alone), model.log_prob(x, y).sum(), rtol=1e-5)
-    low, high = model.predict_interval(x, 0.5)
-    inside = torch.stack([model.predict_dist(x).cdf(torch.tensor(ends[:, None])) for ends in (low, high)])[..., 0]
-    np.testing.assert_allclose(inside[0].numpy(), 0.25, atol=1e-6)
-    np.testing.assert_allclose(inside[1].numpy(), 0.75, atol=1e-6)
+    ends = torch.tensor(np.stack(model.predict_interval(x, 0.5)))[..., None]
+    inside = torch.stack([model.predict_dist(x).cdf(end) for end in ends])[..., 0].numpy()
+    np.testing.assert_allclose(inside, np.repeat([[0.25], [0.75]], 80, 1), atol=1e-6)
     classes = BayesianClassifier("linear").fit(x, y > 1)
     probabilities = classes.predict_proba(x)
     np.testing.assert_allclose(classes.log_prob(x, y > 1), np.log(probabilities[np.arange(80), (y > 1) * 1]), rtol=1e-5)

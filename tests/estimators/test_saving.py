@@ -1,12 +1,14 @@
-"""A saved estimator is a student artifact: read back with the same bits, and read by the library's own reader."""
+"""A saved estimator has the same bits; ``made_from_`` has the states that a posterior is made from."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from bdl_pipe import ArtifactError, BayesianClassifier, BayesianRegressor, load_predictor, stored_address
+from bdl_pipe import ArtifactError, BayesianClassifier, BayesianRegressor, compare, load_predictor, stored_address
+from bdl_pipe.fitting import FittedRuns
 from tests.tables import houses
 
 FRAME = houses(120)
@@ -23,21 +25,15 @@ def test_a_saved_regressor_is_read_back_with_the_same_predictions(conformal: str
     assert again.feature_names_in_.tolist() == model.feature_names_in_.tolist() == list(X.columns)
     assert again.get_params() == {**model.get_params(), "random_state": model.fitted_.about["seed"]}
     if conformal is not None:
-        for ends in zip(
-            again.predict_interval(X, conformal=True), model.predict_interval(X, conformal=True), strict=True
-        ):
-            np.testing.assert_array_equal(*ends)
+        intervals = (one.predict_interval(X, conformal=True) for one in (again, model))
+        np.testing.assert_array_equal(*intervals)
     predictor = load_predictor(tmp_path / "kept")
     found = next(predictor.batches(model._rows(X), rng=stored_address(tmp_path / "kept")))[1]
     np.testing.assert_array_equal(found.mean[:, 0].numpy(), model.predict(X))
     assert (predictor.recalibration is not None) == (conformal == "split")
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [["a", "b"], [3, -1], [True, False], np.array(["x", "y"], object)],
-    ids=["text", "whole", "truth", "object"],
-)
+@pytest.mark.parametrize("labels", [["a", "b"], [3, -1], [True, False], np.array(["x", "y"], object)], ids=str)
 def test_a_saved_classifier_is_read_back_with_the_same_predictions(labels: Any, tmp_path: Path) -> None:
     y = np.array(labels)[np.arange(120) % 2]
     model = BayesianClassifier("linear").fit(X, y)
@@ -51,6 +47,8 @@ def test_a_saved_classifier_is_read_back_with_the_same_predictions(labels: Any, 
 def test_an_incomplete_or_absent_folder_is_refused(tmp_path: Path) -> None:
     model = BayesianRegressor("linear").fit(X, FRAME["price"])
     model.save(tmp_path / "kept")
+    with pytest.raises(ArtifactError, match="must be of a BayesianClassifier, got 'BayesianRegressor'"):
+        BayesianClassifier.load(tmp_path / "kept")
     (tmp_path / "kept" / "estimator.json").unlink()
     with pytest.raises(ArtifactError, match=r"estimator\.json: is missing"):
         BayesianRegressor.load(tmp_path / "kept")
@@ -64,3 +62,47 @@ def test_equal_fits_are_saved_as_equal_files(tmp_path: Path) -> None:
         BayesianRegressor("map_blr", pace=0.05).fit(X, FRAME["price"]).save(tmp_path / name)
     files = [{p.name: p.read_bytes() for p in (tmp_path / name).iterdir()} for name in ("one", "two")]
     assert files[0] == files[1]
+
+
+RANDOM = np.random.default_rng(0)
+NUMBERS = RANDOM.normal(size=(60, 3))
+TARGETS = NUMBERS[:, 0] + 0.1 * RANDOM.normal(size=60)
+PACE = 0.01
+
+
+def test_an_ensemble_is_made_from_its_networks() -> None:
+    model = BayesianRegressor("ensemble", pace=PACE).fit(NUMBERS, TARGETS)
+    assert {run: len(states) for run, states in model.made_from_.items()} == {"sgd": 3}
+    ensemble = model.fitted_.parts[0].posterior.tensors
+    for number, state in enumerate(model.made_from_["sgd"]):
+        for name, weight in state.tensors.items():
+            torch.testing.assert_close(ensemble[name][number], weight[-1])
+
+
+def test_made_from_holds_the_images_of_a_coreset() -> None:
+    images = RANDOM.integers(0, 256, (40, 8, 8)).astype(np.uint8)
+    model = BayesianClassifier("random_coreset", pace=PACE, upstream={"random_coreset": {"ipc": 2}})
+    model.fit(images, np.arange(40) % 2)
+    (state,) = model.made_from_["random_coreset"]
+    raw = (255 * state.tensors["raw"][:, 0]).round().numpy().astype(np.uint8)
+    assert raw.shape == (4, 8, 8)
+    assert all((image == images).all((1, 2)).any() for image in raw)
+
+
+def test_made_from_is_empty_for_a_method_of_the_data_alone_and_after_loading(tmp_path: Path) -> None:
+    assert BayesianRegressor("linear").fit(NUMBERS, TARGETS).made_from_ == {}
+    model = BayesianRegressor("deterministic", pace=PACE).fit(NUMBERS, TARGETS)
+    assert model.made_from_.keys() == {"sgd"}
+    model.save(tmp_path / "kept")
+    assert BayesianRegressor.load(tmp_path / "kept").made_from_ == {}
+
+
+def test_made_from_has_no_runs_of_other_methods_on_the_same_folds() -> None:
+    """``compare`` hands one store of runs to all methods; each takes its own runs out of it."""
+    made: dict[int, FittedRuns] = {}
+    for method, expected in (("deterministic", {"sgd"}), ("swa", {"iterates"}), ("linear", set())):
+        model = BayesianRegressor(method, pace=PACE)
+        model._fit(NUMBERS, np.asarray(TARGETS), made)
+        assert model.made_from_.keys() == expected
+    assert len(made[0]) == 5
+    assert compare(NUMBERS, TARGETS, ["deterministic", "linear"], cv=2, pace=PACE).verdict

@@ -17,6 +17,7 @@ from pipeline.core.load import typed as typed_params
 from pipeline.core.load import unwatched
 from pipeline.core.model import SECTIONS as SECTIONS_params
 from pipeline.core.params_files import read_params
+from tests.case_files import sections_of
 from tests.end_to_end.conftest import PARAMS
 
 from .judge import Case, cases, judge
@@ -115,11 +116,7 @@ def test_mutated_params_are_read_consistently_or_refused() -> None:
     judge("params", cases(250), make)
 
 
-WORDS: Final = [
-    *("\t", "\n", " ", ":", "- ", "#", "'", '"', "&a ", "*a", "!!int ", "!!python/object:os.system ", "!!binary x"),
-    *("---\n", "...\n", "<<: ", "? ", "[", "]", "{", "}", "|\n", ">\n", "%YAML 9\n", "\0", "\x07", "é", "\ufeff"),
-    *("0x_", "1_0", "1:60", "2024-99-99", ".nan", ".inf", "~", "yes", "9" * 5000, "[" * 3000, "{a: " * 1500, "!!set "),
-]  # fmt: skip
+WORDS: Final = list(map(eval, sections_of(__file__)["words"]))
 
 
 def damage(text: str, rng: random.Random) -> tuple[bytes, str]:

@@ -1,17 +1,19 @@
-"""Calibration errors against counting by hand, torchmetrics, and dense integrals with 50 digits."""
+"""Calibration errors against counting, torchmetrics and dense integrals, and tests of calibration."""
 
-from collections.abc import Callable
+import itertools
+from typing import Any
 
 import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
 import torch
+from scipy.stats import binom
 from torchmetrics.functional.classification import binary_calibration_error
 
-from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import calibration
-from bdl_pipe.metrics.calibration import MEASURES, adaptive, class_wise, equal_mass, smooth_error, stated
+from bdl_pipe.metrics.calibration import MEASURES, Probs, adaptive, class_wise, equal_mass, smooth_error, stated
+from bdl_pipe.metrics.calibration_tests import Checked, check, drawn_labels, interval
 from bdl_pipe.seeds import Seed
 
 
@@ -107,43 +109,124 @@ def test_the_smooth_error_of_residuals_of_one_sign_is_their_absolute_mean() -> N
     np.testing.assert_allclose(found, [0.25, 0.125, 0], atol=1e-6)
 
 
-@pytest.mark.parametrize("name", list(MEASURES))
-def test_many_columns_of_labels_have_the_error_of_each_column_alone(name: str) -> None:
-    measure = MEASURES[name]
+@pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
+def test_errors_do_not_depend_on_other_columns_or_on_the_order_of_rows_and_one_row_has_its_gap(measure: Any) -> None:
+    """One class is always right; a row of confidence .7 has the error .3 if it is right and .7 if it is wrong."""
     probs, _ = random_rows()
     columns = Seed(3).numpy().integers(4, size=(3, 240))
-    alone = [measure(probs, column[None])[0] for column in columns]
-    np.testing.assert_allclose(measure(probs, columns), alone, rtol=1e-12)
-
-
-@pytest.mark.parametrize("name", list(MEASURES))
-def test_the_order_of_rows_with_equal_confidences_does_not_change_the_error(name: str) -> None:
+    np.testing.assert_allclose(measure(probs, columns), [measure(probs, one[None])[0] for one in columns], rtol=1e-12)
     random = Seed(4).numpy()
-    probs = np.array([[0.6, 0.4], [0.8, 0.2], [0.3, 0.7]])[random.integers(3, size=50)]
+    probs = np.array([[0.6, 0.4], [0.8, 0.2], [0.3, 0.7]])[random.integers(3, size=50)]  # equal confidences
     labels, order = random.integers(2, size=50), random.permutation(50)
-    found = MEASURES[name](probs, labels[None])[0]
-    assert MEASURES[name](probs[order], labels[None, order])[0] == pytest.approx(found, rel=1e-9)
-
-
-@pytest.mark.parametrize("name", list(MEASURES))
-def test_one_class_has_no_error_and_one_row_the_gap_of_its_confidence(name: str) -> None:
-    """One class is always right; a row of confidence .7 has the error .3 if it is right and .7 if it is wrong."""
-    measure: Callable[..., np.ndarray] = MEASURES[name]
+    assert measure(probs[order], labels[None, order])[0] == pytest.approx(measure(probs, labels[None])[0], rel=1e-9)
     assert measure(np.ones((5, 1)), np.zeros((1, 5), int)).tolist() == [0]
-    found = measure(np.array([[0.7, 0.3]]), np.array([[0], [1]]))
-    np.testing.assert_allclose(found, [0.3, 0.7], atol=1e-6)
+    np.testing.assert_allclose(measure(np.array([[0.7, 0.3]]), np.array([[0], [1]])), [0.3, 0.7], atol=1e-6)
 
 
-def test_a_bad_table_of_probabilities_or_labels_is_refused() -> None:
+def test_probabilities_of_float32_are_read_as_float64_that_sums_to_one() -> None:
     probs, labels = random_rows(6)
     np.testing.assert_allclose(stated(probs.astype(np.float32), labels)[0].sum(1), 1, rtol=1e-15)
-    for bad, truth, said in (
-        (probs[:0], labels[:0], r"must be \[row, class\]"),
-        (probs, labels[:5], r"must be \[row, class\]"),
-        (2 * probs, labels, "sum to 1"),
-        (probs * np.nan, labels, "sum to 1"),
-        (probs, labels + 9, "from 0 to 3"),
-        (probs, labels + 0.5, "from 0 to 3"),
-    ):
-        with pytest.raises(DataError, match=said):
-            stated(bad, truth)
+
+
+ALARM = 1e-6  # the rate of false alarms of each statistical test below; seeds are fixed
+
+
+def probabilities(rows: int, seed: int) -> Probs:
+    return Seed(seed).fold("probabilities").numpy().dirichlet(np.full(3, 0.8), size=rows)
+
+
+def sharpened(probs: Probs, power: float) -> Probs:
+    return probs**power / (probs**power).sum(1, keepdims=True)
+
+
+def test_labels_are_drawn_from_the_probabilities() -> None:
+    """Counts of each class by row, within the binomial band; the same address draws the same labels."""
+    probs = np.array([[0.2, 0.5, 0.3], [0.0, 1.0, 0.0], [0.9, 0.0, 0.1]])
+    labels = np.concatenate(list(drawn_labels(probs, Seed(0), 3000)))
+    assert labels.shape == (3000, 3)
+    for row, k in itertools.product(range(3), range(3)):
+        count = int((labels[:, row] == k).sum())
+        p = probs[row, k]
+        assert binom.ppf(ALARM, 3000, p) <= count <= binom.isf(ALARM, 3000, p)
+    again = np.concatenate(list(drawn_labels(probs, Seed(0), 3000)))
+    assert (labels == again).all()
+    assert (labels != np.concatenate(list(drawn_labels(probs, Seed(1), 3000)))).any()
+
+
+def test_the_expected_error_and_the_p_value_match_an_enumeration() -> None:
+    """All labels of six rows with two classes: 64 columns, each weighted by its probability."""
+    first = np.array([0.55, 0.6, 0.7, 0.8, 0.9, 0.95])
+    probs = np.stack([first, 1 - first], 1)
+    columns = np.array(list(itertools.product([0, 1], repeat=6)))
+    weights = np.prod(np.where(columns == 0, first, 1 - first), axis=1)
+    errors = adaptive(probs, columns, 3)
+    mean, sd = weights @ errors, np.sqrt(weights @ errors**2 - (weights @ errors) ** 2)
+    found = check(lambda p, y: adaptive(p, y, 3), probs, columns[5], Seed(0), draws=4000)
+    assert abs(found.expected - mean) < 5 * sd / np.sqrt(4000)  # false alarms: 6e-7
+    exact = weights[errors >= errors[5] - 1e-12].sum()
+    assert abs(found.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4000) + 1 / 4000
+
+
+@pytest.mark.parametrize("name", ["adaptive", "class_wise", pytest.param("smooth", marks=pytest.mark.slow)])
+def test_false_alarms_are_as_rare_as_stated_and_overconfidence_is_found(name: str) -> None:
+    """At 10 %, 120 data sets of 60 rows with right probabilities, and 30 with probabilities that are too sharp."""
+    alarms = found = 0
+    for number in range(120):
+        probs = probabilities(60, number)
+        (labels,) = np.concatenate(list(drawn_labels(probs, Seed(number).fold("truth"), 1)))[None]
+        rng = Seed(number)
+        alarms += check(MEASURES[name], probs, labels[0], rng, draws=19).miscalibrated(0.1)
+        if number < 30:
+            found += check(MEASURES[name], sharpened(probs, 4), labels[0], rng, draws=19).miscalibrated(0.1)
+    assert binom.ppf(ALARM, 120, 0.1) <= alarms <= binom.isf(ALARM, 120, 0.1)
+    assert found > binom.isf(ALARM, 30, 0.1)  # the wrong variant: labels from other probabilities
+
+
+def test_the_least_p_value_is_reached_by_confident_wrong_answers() -> None:
+    checked = check(adaptive, np.tile([0.99, 0.01], (50, 1)), np.ones(50, int), Seed(0), draws=19)
+    assert checked.p_value == 1 / 20 and checked.miscalibrated(0.05)
+    assert checked.excess == checked.value - checked.expected > 0.9
+    for measure in MEASURES.values():  # one class is calibrated
+        assert check(measure, np.ones((4, 1)), np.zeros(4, int), Seed(0), 19) == Checked(0.0, 0.0, 1.0, 19)
+
+
+def coverage(rows: int, gap: float) -> tuple[int, int]:
+    """Count in 150 samples how often the basic and the percentile interval of 90 % hold the true error ``gap``.
+
+    Twenty confidences are each right ``gap`` less or more often than stated.
+    """
+    random = Seed(rows).numpy()
+    confidence = np.repeat(np.linspace(0.5, 0.7, 20), rows)
+    true = confidence + np.where(np.arange(20 * rows) // rows % 2 == 0, gap, -gap)
+    probs = np.stack([confidence, 1 - confidence], 1)
+    basic = percentile = 0
+    for number in range(150):
+        labels = (random.random(len(true)) > true).astype(int)
+        low, high = interval(_by_confidence, probs, labels, Seed(number), draws=59)
+        value = _by_confidence(probs, labels[None])[0]
+        basic += low <= gap <= high
+        percentile += 2 * value - high <= gap <= 2 * value - low
+    return basic, percentile
+
+
+def test_the_interval_holds_a_known_error_more_often_than_the_percentile_interval() -> None:
+    """Gaps of five standard errors and of one: not below the binomial band of the least coverage stated for each.
+
+    Of small gaps the percentile interval, the wrong variant, contains the bias twice.
+    """
+    assert binom.ppf(ALARM, 150, 0.87) <= coverage(rows=60, gap=0.28)[0]
+    basic, percentile = coverage(rows=20, gap=0.11)
+    assert percentile < binom.ppf(ALARM, 150, 0.78) <= basic
+
+
+def _by_confidence(probs: Probs, labels: np.ndarray) -> np.ndarray:
+    """The error over the twenty confidences themselves, whose true value is known."""
+    place = np.rint((probs[:, 0] - 0.5) * 95).astype(int)
+    gaps = [np.bincount(place, (column == 0) - probs[:, 0], 20) for column in labels]
+    return np.abs(gaps).sum(1) / len(probs)
+
+
+def test_the_least_number_of_draws_gives_an_interval() -> None:
+    arguments = adaptive, probabilities(20, 0), np.zeros(20, int), Seed(0)
+    low, high = interval(*arguments, draws=19)
+    assert 0 <= low <= high and (low, high) == interval(*arguments, draws=19)

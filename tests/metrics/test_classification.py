@@ -1,4 +1,4 @@
-"""Scores of classes: scikit-learn, scipy, torchmetrics and counting by hand; partial sums against the whole."""
+"""Scores of classes: scikit-learn, scipy, torchmetrics, counting and enumeration; partial sums against the whole."""
 
 import itertools
 import math
@@ -13,6 +13,7 @@ from torchmetrics.functional.classification import multiclass_calibration_error
 
 from bdl_pipe import metrics
 from bdl_pipe.metrics import table
+from bdl_pipe.metrics.brier_parts import _without_single, brier_parts
 from bdl_pipe.metrics.separation import false_positive_rate
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
@@ -47,17 +48,17 @@ def test_regression_scores_match_scipy_and_scikit_learn() -> None:
     assert metrics.squared_error(predictive, torch.tensor(targets)).root == pytest.approx(oracle, rel=1e-12)
 
 
-def test_partial_sums_of_unequal_parts_add_up_to_the_whole() -> None:
+def test_sums_and_bins_of_unequal_parts_add_up_to_the_whole() -> None:
     predictive, targets = categorical()
-    whole, parts = metrics.nll(predictive, targets), metrics.Mean()
-    for rows in (slice(0, 7), slice(7, 150), slice(150, 200)):
-        parts += metrics.nll(Categorical(predictive.draw_log_probs[:, rows]), targets[rows])
-    assert parts.count == whole.count == 200
-    assert parts.value == pytest.approx(whole.value, rel=1e-14)
-
-
-def test_a_mean_of_no_rows_is_nan() -> None:
-    assert np.isnan(metrics.Mean().value)
+    rows = (slice(0, 7), slice(7, 150), slice(150, 200))
+    parts = [(Categorical(predictive.draw_log_probs[:, part]), targets[part]) for part in rows]
+    whole, merged = metrics.nll(predictive, targets), sum((metrics.nll(*part) for part in parts), metrics.Mean())
+    assert np.isnan(metrics.Mean().value), "of no rows"
+    assert merged.count == whole.count == 200 and merged.value == pytest.approx(whole.value, rel=1e-14)
+    whole, (first, *rest) = metrics.bins_of(predictive, targets, 15), [metrics.bins_of(*part, 15) for part in parts]
+    merged = sum(rest, first)
+    np.testing.assert_array_equal(merged.count, whole.count)
+    assert merged.ece() == pytest.approx(whole.ece(), rel=1e-12)
 
 
 def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> None:
@@ -84,74 +85,29 @@ def test_the_batch_nll_of_two_draws_matches_a_hand_calculation() -> None:
     assert found.value > per_row + 0.1
 
 
-@pytest.mark.parametrize("concentration", [0.1, 1.0, 10.0])
-def test_the_batch_nll_lies_between_the_nll_and_the_mean_over_draws(concentration: float) -> None:
-    random = np.random.default_rng(0)
-    targets = torch.tensor(random.integers(10, size=60))
-    for _ in range(20):
-        probs = torch.tensor(random.dirichlet(np.full(10, concentration), size=(5, 60)))
-        predictive = Categorical(probs.clamp_min(1e-300).log())
-        terms = predictive.draw_log_prob(targets)
-        batches = [metrics.batch_nll(part) for part in terms.split([7, 30, 23], dim=1)]
-        found = sum(batches, metrics.Mean()).value
-        low, high = metrics.nll(predictive, targets).value, -float(terms.mean())
-        assert low < found < high
-        assert low < found < metrics.batch_nll(terms).value + 1e-12 < high
-
-
 def test_the_batch_nll_of_one_row_is_the_nll_and_of_one_draw_the_mean_over_rows() -> None:
-    generator = torch.Generator().manual_seed(0)
-    logs = torch.randn(4, 1, 3, generator=generator, dtype=torch.float64).log_softmax(-1)
-    one_row, target = Categorical(logs), torch.tensor([2])
-    found = metrics.batch_nll(one_row.draw_log_prob(target)).value
-    assert found == pytest.approx(metrics.nll(one_row, target).value, rel=1e-12)
-    terms = torch.randn(1, 50, generator=generator, dtype=torch.float64)
+    predictive, targets = categorical()
+    one_row = Categorical(predictive.draw_log_probs[:, :1])
+    nll = metrics.batch_nll(one_row.draw_log_prob(targets[:1])).value
+    assert nll == pytest.approx(metrics.nll(one_row, targets[:1]).value, rel=1e-12)
+    terms = predictive.draw_log_prob(targets)[:1]
     assert metrics.batch_nll(terms).value == pytest.approx(-float(terms.mean()), rel=1e-12)
 
 
-def test_the_joint_of_two_disagreeing_draws_matches_a_hand_calculation() -> None:
-    """Both rows say class 0 with .9 under one draw and .2 under the other: labels 0, 0 belong together."""
-    probs = torch.tensor([[[0.9, 0.1], [0.9, 0.1]], [[0.2, 0.8], [0.2, 0.8]]], dtype=torch.float64)
-    terms = Categorical(probs.log()).draw_log_prob(torch.tensor([0, 0]))
-    nll, gap = metrics.GroupLogProbs.of_terms(terms, torch.tensor([[0, 1]])).scores(2)
-    joint, marginal = (0.81 + 0.04) / 2, 0.55
-    assert nll.value == pytest.approx(-np.log(joint), rel=1e-12)
-    assert gap.value == pytest.approx(np.log(joint / marginal**2), rel=1e-12)
-    assert gap.value > 0.3
-
-
-@pytest.fixture
-def predictive() -> Categorical:
-    """Five draws of four rows in three classes."""
-    logits = torch.randn(5, 4, 3, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    return Categorical(logits.log_softmax(-1))
-
-
-def test_the_joint_of_groups_matches_brute_force(predictive: Categorical) -> None:
-    """For all triples of rows, and for their first row and first two rows; a row may occur more than once."""
-    targets, probs = [0, 2, 1, 1], predictive.draw_log_probs.exp().numpy()
-    groups = list(itertools.product(range(4), repeat=3))
-    terms = predictive.draw_log_prob(torch.tensor(targets))
-    found = metrics.GroupLogProbs.of_terms(terms, torch.tensor(groups))
-    product = predictive.log_prob(torch.tensor(targets)).numpy()
+def test_the_joint_of_groups_matches_brute_force() -> None:
+    """For all triples of four rows, and their first row and first two rows; a row may occur more than once."""
+    predictive, targets = categorical(5, 4, 3)
+    probs, groups = predictive.draw_log_probs.exp().numpy(), list(itertools.product(range(4), repeat=3))
+    terms = metrics.GroupLogProbs.of_terms(predictive.draw_log_prob(targets), torch.tensor(groups))
+    product = predictive.log_prob(targets).numpy()
     for rows in (1, 2, 3):
         each = [np.prod([probs[:, i, targets[i]] for i in group[:rows]], 0).mean() for group in groups]
-        np.testing.assert_allclose(found.joint[:, rows - 1], np.log(each), atol=1e-12)
-        np.testing.assert_allclose(found.product[:, rows - 1], [product[list(g[:rows])].sum() for g in groups])
-        assert found.scores(rows)[0].value == pytest.approx(-np.mean(np.log(each)), rel=1e-12)
-    assert not np.allclose(found.joint[:, 1:], found.product[:, 1:], atol=1e-3)  # independent rows differ
-
-
-def test_terms_of_batches_concatenate_to_the_terms_of_all_rows(predictive: Categorical) -> None:
-    targets = torch.tensor([0, 2, 1, 1])
-    parts = [Categorical(predictive.draw_log_probs[:, rows]) for rows in (slice(0, 1), slice(1, 4))]
-    terms = torch.cat([p.draw_log_prob(t) for p, t in zip(parts, targets.split([1, 3]), strict=True)], 1)
-    assert torch.equal(terms, predictive.draw_log_prob(targets))
-
-
-def test_one_draw_has_a_joint_gap_of_zero() -> None:
-    pairs = torch.arange(50).unflatten(0, (25, 2))
-    assert metrics.GroupLogProbs.of_terms(torch.randn(1, 50), pairs).scores(2)[1].value == 0.0
+        np.testing.assert_allclose(terms.joint[:, rows - 1], np.log(each), atol=1e-12)
+        np.testing.assert_allclose(terms.product[:, rows - 1], [product[list(g[:rows])].sum() for g in groups])
+        nll, gap = terms.scores(rows)
+        assert nll.value == pytest.approx(-np.mean(np.log(each)), rel=1e-12)
+        assert gap.value == pytest.approx(float((terms.joint - terms.product)[:, rows - 1].mean()), abs=1e-12)
+    assert not np.allclose(terms.joint[:, 1:], terms.product[:, 1:], atol=1e-3)  # independent rows differ
 
 
 def predictions(batch: int, sharpen: float = 1.0) -> tuple[Categorical, torch.Tensor]:
@@ -169,13 +125,6 @@ def test_the_ece_matches_torchmetrics(bins: int) -> None:
     assert metrics.bins_of(predictive, targets, bins).ece() == pytest.approx(float(oracle), abs=1e-6)
 
 
-def test_the_ece_is_large_for_overconfidence_and_small_for_noise() -> None:
-    """With n = 200,000 a calibrated ECE of 15 bins is about .002 by noise; sharpening makes ten times that."""
-    calibrated, targets = predictions(200_000)
-    sharpened, _ = predictions(200_000, sharpen=2.0)
-    assert metrics.bins_of(calibrated, targets, 15).ece() < 0.01 < 0.05 < metrics.bins_of(sharpened, targets, 15).ece()
-
-
 def test_the_table_of_bins_matches_a_hand_calculation() -> None:
     probs = torch.tensor([[0.5, 0.5], [0.6, 0.4], [0.9, 0.1], [0.3, 0.7], [1.0, 0.0]], dtype=torch.float64)
     targets = torch.tensor([0, 1, 0, 1, 0])
@@ -186,36 +135,16 @@ def test_the_table_of_bins_matches_a_hand_calculation() -> None:
     assert (table["lower"].tolist(), table["upper"].tolist()) == ([0, 0.5], [0.5, 1])
 
 
-def test_bins_of_parts_add_up_to_the_whole() -> None:
-    predictive, targets = predictions(1000)
-    parts = [
-        metrics.bins_of(Categorical(predictive.draw_log_probs[:, rows]), targets[rows], 15)
-        for rows in (slice(0, 10), slice(10, 600), slice(600, 1000))
-    ]
-    whole, merged = metrics.bins_of(predictive, targets, 15), parts[0] + parts[1] + parts[2]
-    np.testing.assert_array_equal(merged.count, whole.count)
-    assert merged.ece() == pytest.approx(whole.ece(), rel=1e-12)
-
-
-def scores(rounded: bool) -> tuple[np.ndarray, np.ndarray]:
+@pytest.mark.parametrize("digits", [1, 9])
+def test_auroc_is_the_share_of_pairs_in_order_and_fpr95_the_least_rate_on_scikit_learns_curve(digits: int) -> None:
     random = Seed(4).numpy()
-    inside, outside = random.normal(1, 1, size=150), random.normal(0, 1, size=90)
-    return (inside.round(1), outside.round(1)) if rounded else (inside, outside)
-
-
-@pytest.mark.parametrize("rounded", [False, True])
-def test_auroc_is_the_share_of_pairs_in_order(rounded: bool) -> None:
-    inside, outside = scores(rounded)
+    inside, outside = random.normal(1, 1, size=150).round(digits), random.normal(0, 1, size=90).round(digits)
+    scores = metrics.detection(inside, outside)
     pairs = (inside[:, None] > outside) + 0.5 * (inside[:, None] == outside)
-    assert metrics.detection(inside, outside)["auroc"] == pytest.approx(pairs.mean(), rel=1e-12)
-
-
-@pytest.mark.parametrize("rounded", [False, True])
-def test_fpr95_is_the_least_false_positive_rate_on_scikit_learns_roc_curve(rounded: bool) -> None:
-    inside, outside = scores(rounded)
+    assert scores["auroc"] == pytest.approx(pairs.mean(), rel=1e-12)
     labels = np.r_[np.ones(len(inside)), np.zeros(len(outside))]
     false, true, _ = roc_curve(labels, np.r_[inside, outside], drop_intermediate=False)
-    assert metrics.detection(inside, outside)["fpr95"] == false[true >= 0.95].min()
+    assert scores["fpr95"] == false[true >= 0.95].min()
 
 
 def test_aupr_in_and_aupr_out_take_their_own_set_as_positive() -> None:
@@ -225,8 +154,74 @@ def test_aupr_in_and_aupr_out_take_their_own_set_as_positive() -> None:
     assert found["aupr_out"] == pytest.approx(1 / 2)
     assert found["auroc"] == pytest.approx(2 / 3)
     assert found["fpr95"] == 1.0
+    assert false_positive_rate(np.arange(20.0), np.array([0.5, 1.0]), 0.95) == 0.5  # 19 of 20 rows reach 1
 
 
-def test_nineteen_of_twenty_rows_reach_95_percent() -> None:
-    inside = np.arange(20.0)  # the threshold is 1: 19 of 20 reach it
-    assert false_positive_rate(inside, np.array([0.5, 1.0]), 0.95) == 0.5
+def random_rows(rows: int, classes: int) -> tuple[np.ndarray, np.ndarray]:
+    random = Seed(0).numpy()
+    return random.dirichlet(np.ones(classes), size=rows), random.integers(classes, size=rows)
+
+
+@pytest.mark.parametrize("corrected", [True, False])
+@pytest.mark.parametrize(("rows", "classes"), [(2, 2), (17, 3), (200, 10)])
+def test_the_parts_add_up_to_the_brier_score(rows: int, classes: int, corrected: bool) -> None:
+    probs, labels = random_rows(rows, classes)
+    score = ((probs - np.eye(classes)[labels]) ** 2).sum(1).mean()
+    assert brier_parts(probs, labels, corrected=corrected).brier == pytest.approx(score, rel=1e-12)
+
+
+def test_the_parts_of_two_stated_probabilities_match_a_hand_calculation() -> None:
+    """At .2 one row in four is of the class, at .6 three in four; both classes have the same parts."""
+    first = np.repeat([0.2, 0.6], 4)
+    labels = np.array([0, 1, 1, 1, 0, 0, 0, 1])
+    found = brier_parts(np.stack([first, 1 - first], 1), labels, bins=2, corrected=False)
+    assert found.reliability == pytest.approx(2 * (0.05**2 + 0.15**2) / 2)
+    assert found.resolution == pytest.approx(2 * 0.25**2)
+    assert found.uncertainty == pytest.approx(2 * 0.25)
+    assert found.within == pytest.approx(0, abs=1e-15)
+
+
+def test_reliability_is_unbiased_over_all_labels() -> None:
+    """Three rows of each of two probabilities, whose events happen with other probabilities; 64 columns of labels.
+
+    Without the correction the mean reliability is far above the exact reliability.
+    """
+    stated, true = np.repeat([0.3, 0.8], 3), np.repeat([0.4, 0.7], 3)
+    probs, parts, plain, weights = np.stack([1 - stated, stated], 1), [], [], []
+    for labels in itertools.product([0, 1], repeat=6):
+        happened = np.array(labels)
+        weights.append(np.prod(np.where(happened == 1, true, 1 - true)))
+        for into, corrected in ((parts, True), (plain, False)):
+            into.append(brier_parts(probs, happened, bins=2, corrected=corrected).reliability)
+    expected = 2 * ((0.3 - 0.4) ** 2 + (0.8 - 0.7) ** 2) / 2
+    assert np.dot(weights, parts) == pytest.approx(expected, rel=1e-12)
+    assert np.dot(weights, plain) > 5 * expected
+
+
+def test_uncertainty_is_unbiased_over_drawn_rows_and_labels() -> None:
+    """Every draw of four rows of two kinds, with every column of labels: 256 samples, weighted by their probability."""
+    kinds, true, found, plain = (0.3, 0.8), (0.4, 0.7), 0.0, 0.0
+    for picked in itertools.product([0, 1], repeat=4):
+        stated = np.array([kinds[k] for k in picked])
+        for labels in itertools.product([0, 1], repeat=4):
+            weight = np.prod([0.5 * (true[k] if y else 1 - true[k]) for k, y in zip(picked, labels, strict=True)])
+            arguments = np.stack([1 - stated, stated], 1), np.array(labels)
+            parts, biased = (brier_parts(*arguments, bins=2, corrected=corrected) for corrected in (True, False))
+            found += weight * parts.uncertainty
+            plain += weight * biased.uncertainty
+    assert found == pytest.approx(2 * 0.55 * 0.45, rel=1e-12)  # summed over both classes
+    assert plain == pytest.approx(0.75 * 2 * 0.55 * 0.45, rel=1e-12)
+
+
+def test_a_bin_of_one_row_joins_its_neighbour() -> None:
+    assert _without_single(np.array([0, 1, 1, 2])).tolist() == [1, 1, 1, 1]
+    assert _without_single(np.array([0, 0, 1, 2, 2])).tolist() == [0, 0, 0, 2, 2]
+    assert len(set(_without_single(np.array([0, 1, 2])).tolist())) == 1
+    assert _without_single(np.array([3, 3, 7])).tolist() == [3, 3, 3]
+
+
+def test_one_row_has_only_uncorrected_parts_and_one_class_scores_zero() -> None:
+    assert brier_parts(np.array([[0.7, 0.3]]), np.array([0])) is None
+    found = brier_parts(np.array([[0.7, 0.3]]), np.array([0]), corrected=False)
+    assert (found.reliability, found.resolution, found.uncertainty) == (pytest.approx(2 * 0.09), 0, 0)
+    assert brier_parts(np.ones((5, 1)), np.zeros(5, int)).brier == 0

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.ood.arrays import principal_dimension
 from bdl_pipe.seeds import Seed
@@ -185,27 +184,15 @@ def test_mahalanobis_leaves_out_a_direction_without_variance() -> None:
     np.testing.assert_allclose(ood.mahalanobis(dead, one.labels, asked), mahalanobis(one), rtol=1e-8)
 
 
-def test_vim_is_none_where_every_training_row_lies_in_the_principal_space() -> None:
+def test_vim_and_react_are_none_where_the_principal_space_or_the_threshold_leaves_nothing() -> None:
+    """Every training row in the principal space, and features of a ReLU that are mostly 0."""
     one = cells()
     flat = one.train[:, :2] @ Seed(2).numpy().normal(size=(2, WIDTH))
     assert ood.vim(flat, one.logits(flat), one.features, one.logits(one.features), np.zeros(WIDTH)) is None
-
-
-def test_react_is_none_where_its_threshold_would_leave_nothing_of_a_relus_features() -> None:
-    one = cells()
+    assert [principal_dimension(width) for width in (2048, 768, 767, 128)] == [1000, 512, 383, 64]  # as in the paper
     sparse = np.where(np.arange(one.train.size).reshape(one.train.shape) % 20 == 0, abs(one.train), 0.0)
     assert ood.react(sparse, one.features, one.weight, one.bias) is None
     assert ood.react(sparse, one.features, one.weight, one.bias, percentile=99) is not None
-
-
-def test_the_principal_dimension_follows_the_paper() -> None:
-    assert [principal_dimension(width) for width in (2048, 768, 767, 128)] == [1000, 512, 383, 64]
-
-
-def test_a_wrong_number_of_neighbours_is_refused() -> None:
-    one = cells()
-    with pytest.raises(DataError, match=r"neighbours must be 1 … 90, the number of training rows, got 91"):
-        ood.nearest(one.train, one.features, 91)
 
 
 @pytest.mark.parametrize("name", DENSE)

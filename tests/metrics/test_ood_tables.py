@@ -2,17 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import scipy.stats
 import sklearn.metrics
 
-from bdl_pipe.errors import ArtifactError, DataError
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.ood import arrays as fitted
 from bdl_pipe.metrics.ood import rows as stored
@@ -47,27 +44,23 @@ def test_the_error_of_an_area_equals_delongs_formula() -> None:
     np.testing.assert_allclose(twice.inside, kernel.mean(1))
 
 
-def test_two_equally_good_scores_are_found_different_as_often_as_stated() -> None:
-    """Two scores that share most of their noise: 5 % of 95 % intervals miss 0, within a band of 1e-4.
+def test_the_error_of_a_difference_counts_that_both_scores_are_of_the_same_rows() -> None:
+    """DeLong's covariances are in the variances of the differences of shares of pairs; here for two sets.
 
-    The wrong variant takes the errors of both as independent: its intervals miss 0 far too seldom.
+    The wrong variant takes the errors of both scores as independent.
     """
-    repeats, right, wrong = 400, 0, 0
-    for number in range(repeats):
-        random = Seed(number).fold("delong").numpy()
-
-        def pair(count: int, shift: float, random: np.random.Generator = random) -> Iterator[np.ndarray]:
-            shared = random.normal(shift, 1, count)
-            return (shared + 0.4 * random.normal(size=count) for _ in range(2))
-
-        inside, first, second = pair(120, 1), pair(100, 0), pair(80, 0)
-        one, other = (ood.area(i, [a, b]) for i, a, b in zip(inside, first, second, strict=True))
-        gap = one.minus(other)
-        right += gap.apart
-        wrong += abs(gap.mean) > 1.96 * math.hypot(one.error, other.error)
-    low, high = scipy.stats.binom.interval(1 - 1e-4, repeats, 0.05)
-    assert low <= right <= high
-    assert wrong < low
+    near = tied(40, 1, 0), [tied(30, 0, 1), tied(50, 0.5, 2)]
+    far = near[0] + tied(40, 0, 3) / 2, [out + tied(len(out), 0, 4) / 2 for out in near[1]]
+    shares = [[np.greater.outer(i, out) + np.equal.outer(i, out) / 2 for out in outs] for i, outs in (near, far)]
+    gaps = [one - other for one, other in zip(*shares, strict=True)]
+    rows, columns = np.mean([gap.mean(1) for gap in gaps], axis=0), [gap.mean(0) for gap in gaps]
+    variance = rows.var(ddof=1) / 40 + sum(column.var(ddof=1) / len(column) for column in columns) / 4
+    one, other = ood.area(*near), ood.area(*far)
+    gap = one.minus(other)
+    assert gap.mean == pytest.approx(one.mean - other.mean)
+    assert gap.error == pytest.approx(math.sqrt(variance), rel=1e-12)
+    assert gap.error < 0.9 * math.hypot(one.error, other.error)
+    assert gap.half == pytest.approx(scipy.stats.norm.ppf(0.975) * gap.error)
 
 
 def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int = 0) -> StoredFit:
@@ -129,14 +122,6 @@ def test_stored_figures_are_read_back_to_the_last_bit(tmp_path: Path, seeds: int
     assert {name: errors.get(name) for name in expected} == (expected if seeds == 1 else dict.fromkeys(expected))
 
 
-def test_a_file_that_is_no_table_of_figures_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"fits": [1]}), tmp_path / "ood.parquet")
-    with pytest.raises(ArtifactError, match=r"ood.parquet: must have the columns fits, group, .* got fits; make it"):
-        ood.load(tmp_path / "ood.parquet")
-    with pytest.raises(ArtifactError, match="is missing or not a Parquet table"):
-        ood.load(tmp_path / "missing.parquet")
-
-
 def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> None:
     whole = ood.result("whole", "fashion_mnist", {(0, 0): several(0)})
     bare = ood.result("bare", "fashion_mnist", {(0, 0): several(0, features=False)})
@@ -182,18 +167,14 @@ def test_scores_of_test_rows_do_not_depend_on_the_unfamiliar_rows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("dataset", "name", "group"),
+    "case",
     [
-        ("fashion_mnist", "mnist5k", "far"),
-        ("fashion_mnist", "held_out", "near"),
-        ("mnist5k", "fashion_mnist", "far"),
-        ("fashion_mnist", "digits", "far"),
-        ("cifar10", "cifar100", "near"),
-        ("cifar10", "svhn", "far"),
-        ("pets", "mnist", "far"),
+        *("fashion_mnist mnist5k far", "fashion_mnist held_out near", "mnist5k fashion_mnist far"),
+        *("fashion_mnist digits far", "cifar10 cifar100 near", "cifar10 svhn far", "pets mnist far"),
     ],
 )
-def test_held_out_classes_are_near_and_another_data_set_is_far(dataset: str, name: str, group: str) -> None:
+def test_held_out_classes_are_near_and_another_data_set_is_far(case: str) -> None:
+    dataset, name, group = case.split()
     assert ood.group_of(dataset, name) == group
 
 
@@ -208,7 +189,6 @@ def test_both_of_mahalanobis_scores_use_one_covariance_of_the_classes(monkeypatc
     monkeypatch.setattr(fitted, "_precision", noted)
     for seed in range(2):
         fit = several(seed)
-        assert fit.train.features is not None and fit.test.features is not None
         found, features = ood.scores_of(fit), (fit.train.features, fit.train.labels, fit.test.features)
         assert len(inverted) == 2, "of the classes, and of all rows"
         np.testing.assert_array_equal(found["mahalanobis"]["test"], ood.mahalanobis(*features))
@@ -218,9 +198,7 @@ def test_both_of_mahalanobis_scores_use_one_covariance_of_the_classes(monkeypatc
 
 def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins: None) -> None:
     def length(train: Rows, rows: Rows) -> np.ndarray:
-        assert rows.logits is not None
-        lengths: np.ndarray = -np.linalg.norm(rows.logits, axis=1)
-        return lengths
+        return -np.linalg.norm(rows.logits, axis=1)
 
     ood.register_stored_score("length", "Length", length)
     np.testing.assert_allclose(ood.scores_of(several(0))["length"]["test"], length(several(0).train, several(0).test))
@@ -231,11 +209,3 @@ def test_a_score_of_a_plugin_is_computed_from_the_stored_rows(forgotten_plugins:
     ood.register_stored_score("short", "Short", lambda train, rows: np.zeros(2))
     with pytest.raises(PluginError, match="the score short must be one number for each of 120 rows"):
         ood.scores_of(several(0))
-
-
-def test_a_file_that_is_no_table_of_rows_is_refused(tmp_path: Path) -> None:
-    pq.write_table(pa.table({"split": [0], "seed": [0]}), tmp_path / "rows.parquet")
-    with pytest.raises(DataError, match=r"must have the columns split, seed, .*got no \['log_probs', 'row', "):
-        next(iter(ood.read(tmp_path / "rows.parquet")))
-    with pytest.raises(DataError, match="must be a table of stored rows"):
-        next(iter(ood.read(tmp_path / "missing.parquet")))

@@ -1,18 +1,22 @@
-"""The interval score and the quantile-weighted CRPS against their definitions over quantiles, which scipy finds."""
+"""Scores of quantiles against their definitions; the probability integral transform, with its bands and errors."""
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 
+import mpmath
 import numpy as np
 import pytest
 import scipy.integrate
 import scipy.optimize
 import scipy.stats
 import torch
+from scipy.stats import binom
 
 from bdl_pipe import metrics
 from bdl_pipe.derived_predictive import Exponential, Mixture
+from bdl_pipe.metrics.pit import pit, pit_histogram, quantile_error
 from bdl_pipe.metrics.quantile_scores import Weight, interval_score, quantile_weighted_crps
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.seeds import Seed
@@ -136,14 +140,58 @@ def test_the_interval_score_of_a_gaussian_equals_its_closed_form() -> None:
     np.testing.assert_allclose(found.numpy().ravel(), [2 * end, 2 * end + 20, 2 * end + 40], rtol=1e-9)
 
 
-def test_the_interval_score_is_proper() -> None:
-    """Targets of N(0, 1): intervals of half and of twice the width score worse by more than 5 standard errors.
+ALARM = 1e-6
 
-    The differences are paired; equal scores would pass with a probability below 1e-6.
-    """
-    targets = torch.tensor(Seed(9).numpy().normal(size=(20_000, 1)))
-    scores = {s: interval_score(Gaussian(torch.zeros(1, 20_000, 1), torch.full((1, 20_000, 1), s**2)), targets, 0.9)
-              for s in (0.5, 1.0, 2.0)}  # fmt: skip
-    for wrong in (0.5, 2.0):
-        more = scores[wrong] - scores[1.0]
-        assert more.mean() > 5 * more.std() / np.sqrt(len(more))
+
+def test_the_transform_of_a_mixture_is_the_mean_over_its_draws() -> None:
+    """With 50 digits. The Gaussian of the same mean and variance, a wrong variant, gives another value."""
+    mean, sd = [-2.0, 0.5, 4.0], [0.1, 1.5, 0.7]
+    predictive = Gaussian(torch.tensor(mean).reshape(3, 1, 1).double(), torch.tensor(sd).reshape(3, 1, 1).double() ** 2)
+    with mpmath.workdps(50):
+        exact = sum(mpmath.ncdf(-1, m, s) for m, s in zip(mean, sd, strict=True)) / 3
+    found = pit(predictive, torch.tensor([[-1.0]]))[0, 0]
+    assert found == pytest.approx(float(exact), rel=1e-12)
+    moments = float(predictive.mean), math.sqrt(float(predictive.variance))
+    assert abs(scipy.stats.norm.cdf(-1, *moments) - found) > 0.05
+
+
+def test_targets_drawn_from_a_mixture_have_a_uniform_transform() -> None:
+    random = Seed(0).numpy()
+    mean, sd = random.normal(size=(4, 500, 1)), random.uniform(0.2, 1, (4, 500, 1))
+    draw = random.integers(4, size=500)
+    targets = mean[draw, range(500)] + sd[draw, range(500)] * random.normal(size=(500, 1))
+    values = pit(Gaussian(torch.tensor(mean), torch.tensor(sd**2)), torch.tensor(targets))[:, 0]
+    assert quantile_error(values).p_value > ALARM
+    assert pit_histogram(values, level=1 - ALARM).outside.size == 0
+    variance = (sd**2).mean(0) + mean.var(0)
+    narrow = Gaussian(torch.tensor(mean.mean(0)[None]), torch.tensor(variance[None] / 9))
+    narrow = pit(narrow, torch.tensor(targets))[:, 0]
+    assert quantile_error(narrow).p_value < ALARM
+    assert 0 in pit_histogram(narrow, level=1 - ALARM).outside  # too narrow: too many at the ends
+
+
+def test_the_histogram_counts_values_at_both_ends() -> None:
+    found = pit_histogram(np.array([0, 0.05, 0.1, 0.55, 1.0]), bins=10)
+    assert found.count.tolist() == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    assert pit_histogram(np.array([0.3]), bins=1).outside.size == 0
+    assert (pit_histogram(np.array([0.3]), bins=1).low, pit_histogram(np.array([0.3]), bins=1).high) == (1, 1)
+
+
+def test_all_bins_are_in_the_band_as_often_as_stated() -> None:
+    """2,000 samples of 80 uniform values at 80 %; a separate band for each bin, a wrong variant, fails too often."""
+    random = Seed(1).numpy()
+    samples = [pit_histogram(random.random(80), bins=8, level=0.8) for _ in range(2000)]
+    outside = sum(one.outside.size > 0 for one in samples)
+    assert outside <= binom.isf(ALARM, 2000, 0.2)
+    low, high = binom.ppf(0.1, 80, 1 / 8), binom.isf(0.1, 80, 1 / 8)
+    alone = sum(((one.count < low) | (one.count > high)).any() for one in samples)
+    assert alone > binom.isf(ALARM, 2000, 0.2)
+
+
+def test_the_quantile_error_matches_a_hand_calculation() -> None:
+    """Shares at .25, .5, .75 of four values are .5, .5, 1."""
+    found = quantile_error(np.array([0.1, 0.25, 0.6, 0.7]), levels=3)
+    np.testing.assert_allclose(found.shares, [0.5, 0.5, 1])
+    assert found.value == pytest.approx(2 * 0.0625 / 3)
+    assert found.expected == pytest.approx((0.1875 * 2 + 0.25) / 3 / 4)
+    assert found.p_value == pytest.approx(scipy.stats.kstest([0.1, 0.25, 0.6, 0.7], "uniform").pvalue)

@@ -3,7 +3,6 @@
 import math
 import mmap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,54 +11,34 @@ import torch
 from scipy import stats
 
 from bdl_pipe.artifacts import State, write_state
-from bdl_pipe.errors import DataError
 from bdl_pipe.metrics import COSTS, DETECTION, METRICS, comparison, cost, written
 from bdl_pipe.metrics.table import metric_of
+from tests.case_files import cases_of
 
+cases = cases_of(__file__)
 RATIO = 1 / 9  # test rows over training rows
 
 
-def test_intervals_over_splits_have_their_stated_coverage() -> None:
-    """4,000 sets of five differences whose errors correlate like the errors of splits that share rows.
-
-    The number of misses is within 5 standard errors of 5 %, a false alarm in 1.7 million; with the error of independent
-    splits, the control, misses are three times as many.
-    """
-    g, count, shared = np.random.default_rng(0), 5, RATIO / (1 + RATIO)
-    common, own = g.normal(size=(4000, 1)), g.normal(size=(4000, count))
-    draws = 0.3 + math.sqrt(shared) * common + math.sqrt(1 - shared) * own
-    for ratio, low, high in ((RATIO, 0.033, 0.067), (0.0, 0.08, 1.0)):
-        found = [comparison.over_splits(row, ratio) for row in draws]
-        missed = np.mean([abs(d.mean - 0.3) > d.half for d in found])
-        assert low < missed < high
-
-
-def test_an_interval_over_splits_matches_scipys_t_interval() -> None:
+def test_intervals_over_splits_and_rows_match_scipys_intervals() -> None:
     values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
     found = comparison.over_splits(values, 0.0)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
     assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
     assert comparison.over_splits(values, 0.0, comparisons=7).half > 1.5 * found.half
     assert not found.apart and comparison.over_splits(values + 0.1, 0.0).apart
+    shared = comparison.over_splits(values, RATIO)  # rows shared by splits: Nadeau & Bengio 2003, eq. 9
+    assert shared.error == pytest.approx(math.sqrt((1 / 5 + RATIO) * values.var(ddof=1)))
+    assert shared.half == pytest.approx(stats.t.ppf(0.975, 4) * shared.error)
+    values = np.random.default_rng(0).normal(0.2, 1, 400)
+    found = comparison.over_rows(values, comparisons=2)
+    low, high = stats.norm.interval(0.975, values.mean(), stats.sem(values))
+    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("values", [[0.3], [0.1, math.nan, 0.2], [0.1, math.inf, 0.2]])
 def test_the_error_of_one_difference_or_of_unknown_scores_is_unknown(values: list[float]) -> None:
     for found in (comparison.over_splits(np.array(values), RATIO), comparison.over_rows(np.array(values))):
         assert found.half == found.error == math.inf and not found.apart
-
-
-def test_a_score_that_is_no_number_is_not_ranked() -> None:
-    scores = np.array([[1.0, 2.0, 3.0], [1.0, math.nan, 3.0]])
-    with pytest.raises(DataError, match="the score of b on data set 1 must be a number to be ranked, got NaN"):
-        comparison.mean_ranks("abc", scores)
-
-
-def test_an_interval_over_rows_matches_scipys_normal_interval() -> None:
-    values = np.random.default_rng(0).normal(0.2, 1, 400)
-    found = comparison.over_rows(values, comparisons=2)
-    low, high = stats.norm.interval(0.975, values.mean(), stats.sem(values))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
 
 
 def test_the_critical_difference_matches_demsars_example() -> None:
@@ -72,26 +51,9 @@ def test_the_critical_difference_matches_demsars_example() -> None:
     assert comparison.mean_ranks("abc", np.arange(3) + np.zeros((9, 3))).p_value < 0.01
 
 
-@pytest.mark.parametrize(
-    ("write", "value", "text"),
-    [
-        (written.size, 999, "999 B"),
-        (written.size, 33_000, "33 kB"),
-        (written.size, 6.1e8, "610 MB"),
-        (written.size, 2.5e9, "2.50 GB"),
-        (written.seconds, 0.012, "12 ms"),
-        (written.seconds, 0.0998, "100 ms"),
-        (written.seconds, 0.0062, "6.2 ms"),
-        (written.seconds, 4.2, "4.2 s"),
-        (written.seconds, 131.4, "131 s"),
-        (written.seconds, 1200, "20 min"),
-        (written.count, 650, "650"),
-        (written.count, 7_750_000, "7.75 M"),
-        (written.percent, 0.91456, "91.46"),
-    ],
-)
-def test_figures_are_written_with_readable_units(write: Callable[[float], str], value: float, text: str) -> None:
-    assert write(value) == text
+@cases("figures", "writer value text")
+def test_figures_are_written_with_readable_units(writer: str, value: float, text: str) -> None:
+    assert getattr(written, writer)(value) == text
 
 
 def test_each_metric_is_written_in_its_own_format() -> None:
@@ -99,23 +61,17 @@ def test_each_metric_is_written_in_its_own_format() -> None:
     small = {0.00886: "0.00886", 0.01: "0.0100", -2.48e-5: "-0.000025", 3.68: "3.68", 1234.5: "1234", 0.0: "0.000"}
     assert [written.writer(metric_of("augrc"))(value) for value in small] == [*small.values()]
     assert written.writer(METRICS["accuracy"])(0.5) == "50.00" and written.writer(METRICS["nll"])(0.5) == "0.500"
-    assert [metric_of(metric.name) for metric in (*COSTS, *DETECTION, METRICS["nll"])] == [
-        *COSTS,
-        *DETECTION,
-        METRICS["nll"],
-    ]
+    named = [*COSTS, *DETECTION, METRICS["nll"]]
+    assert [metric_of(metric.name) for metric in named] == named
 
 
 STATE = State({"weight": torch.zeros(3, 4), "steps": torch.zeros(7, dtype=torch.int64)}, {"posterior": "x"})
 
 
-def test_stored_parameters_count_floating_point_numbers_only() -> None:
-    assert cost.stored_parameters(STATE) == 12
-
-
-def test_stored_bytes_equal_the_size_of_the_file(tmp_path: Path) -> None:
+def test_stored_bytes_equal_the_size_of_the_file_and_parameters_are_floating_point_numbers(tmp_path: Path) -> None:
     write_state(tmp_path / "0-0", STATE)
     assert cost.stored_bytes(STATE) == (tmp_path / "0-0.safetensors").stat().st_size
+    assert cost.stored_parameters(STATE) == 12
 
 
 def test_seconds_run_one_pass_before_the_timed_passes() -> None:
@@ -141,7 +97,7 @@ def test_the_clock_of_one_thread_does_not_count_waiting() -> None:
         torch.set_num_threads(threads)
 
 
-def test_the_peak_includes_memory_that_the_block_has_freed() -> None:
+def test_the_peak_includes_memory_that_the_block_has_freed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     size = 200 * 2**20
     with cost.peak_bytes() as small:
         pass
@@ -151,10 +107,7 @@ def test_the_peak_includes_memory_that_the_block_has_freed() -> None:
             block[page] = 1
         block.close()
     assert large.bytes - small.bytes > 0.8 * size
-
-
-def test_the_peak_is_known_where_the_kernel_cannot_reset_it(monkeypatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(cost, "_PROC", tmp_path / "missing")
+    monkeypatch.setattr(cost, "_PROC", tmp_path / "missing")  # where the kernel cannot reset the peak
     with cost.peak_bytes() as peak:
         pass
     assert peak.bytes > 50 * 2**20  # torch alone is larger

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
-from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.metrics.selective import by_chance, gain, oracle, risk_coverage
 from bdl_pipe.seeds import Seed
 
@@ -17,7 +16,7 @@ def random_rows(rows: int = 300) -> tuple[np.ndarray, np.ndarray]:
     return (random.random(rows) < 0.5 * uncertainty).astype(float), uncertainty
 
 
-def test_the_curve_of_four_rows_matches_a_hand_calculation() -> None:
+def test_curves_of_four_rows_of_one_and_of_a_hundred_match_a_hand_calculation() -> None:
     curve = risk_coverage(np.array([1.0, 0.0, 0.0, 1.0]), np.array([0.9, 0.1, 0.2, 0.3]))
     np.testing.assert_allclose(curve.coverage, [0.25, 0.5, 0.75, 1])
     np.testing.assert_allclose(curve.risk, [0, 0, 1 / 3, 1 / 2])
@@ -25,6 +24,16 @@ def test_the_curve_of_four_rows_matches_a_hand_calculation() -> None:
     assert curve.augrc == pytest.approx((0.25 / 2 + (0.25 + 0.5) / 2) / 4)
     assert (curve.risk_at(0.75), curve.risk_at(0.6), curve.risk_at(0.5)) == (1 / 3, 1 / 3, 0)
     assert (curve.coverage_at(0.0), curve.coverage_at(0.4), curve.coverage_at(0.5)) == (0.5, 0.75, 1)
+    one = risk_coverage(np.array([0.5]), np.array([3.0]))
+    assert (one.aurc, one.augrc, one.risk_at(0.8), one.coverage_at(0.05), one.coverage_at(0.5)) == (
+        0.5,
+        0.25,
+        0.5,
+        0,
+        1,
+    )
+    hundred = risk_coverage(np.repeat([0.0, 1.0], [99, 1]), np.arange(100))
+    assert (hundred.coverage_at(0.01), hundred.coverage_at(0.0099)) == (1, 0.99)  # 1/100 is at most 1 %
 
 
 @pytest.mark.parametrize("digits", [1, 9])
@@ -68,32 +77,6 @@ def test_the_gain_is_one_for_the_oracle_and_zero_by_chance() -> None:
     assert gain(losses, np.zeros(300)) == pytest.approx(0)
     assert gain(losses, -losses) == pytest.approx(-1)
     found = gain(losses, uncertainty)
-    assert found is not None
     assert found == pytest.approx(2 * roc_auc_score(losses, uncertainty) - 1)  # both are linear in the AUROC
     assert gain(np.full(4, 0.3), np.arange(4)) is None
     assert gain(np.zeros(4), np.arange(4)) is None
-
-
-def test_curves_of_one_row_and_coverages_at_a_limit_of_the_risk_are_exact() -> None:
-    one = risk_coverage(np.array([0.5]), np.array([3.0]))
-    assert (one.aurc, one.augrc, one.risk_at(0.8), one.coverage_at(0.05), one.coverage_at(0.5)) == (
-        0.5,
-        0.25,
-        0.5,
-        0,
-        1,
-    )
-    hundred = risk_coverage(np.repeat([0.0, 1.0], [99, 1]), np.arange(100))
-    assert hundred.coverage_at(0.01) == 1  # 1/100 is at most 1 %
-    assert hundred.coverage_at(0.0099) == 0.99
-
-
-def test_bad_losses_uncertainties_and_coverages_are_refused() -> None:
-    with pytest.raises(DataError, match=r"must be \[row\], got \(0,\)"):
-        risk_coverage(np.zeros(0), np.zeros(0))
-    with pytest.raises(DataError, match=r"got \(2,\) and \(3,\)"):
-        risk_coverage(np.zeros(2), np.zeros(3))
-    with pytest.raises(DataError, match="must be finite"):
-        risk_coverage(np.zeros(2), np.array([0, np.nan]))
-    with pytest.raises(ConfigError, match=r"coverage must be in \(0, 1\], got 0"):
-        by_chance(np.zeros(2)).risk_at(0)

@@ -31,19 +31,14 @@ def test_sentences_over_several_splits_state_ties_and_differences(tmp_path: Path
     g = np.random.default_rng(1)
     base = 2 + g.normal(size=5)
     near, far = base + 0.001 * g.normal(size=5), base + 1 + 0.001 * g.normal(size=5)
-    found = standings(
-        [
-            stored(tmp_path, "deterministic", far.tolist(), cost=0.1),
-            stored(tmp_path, "vbll", base.tolist(), cost=0.5),
-            stored(tmp_path, "sgld", near.tolist(), cost=2.0),
-            stored(tmp_path, "diverged", [np.nan] * 5),
-        ]
-    )
+    costs = {"deterministic": (far.tolist(), 0.1), "vbll": (base.tolist(), 0.5), "sgld": (near.tolist(), 2.0)}
+    runs = [stored(tmp_path, name, nll, cost=cost) for name, (nll, cost) in costs.items()]
+    found = standings([*runs, stored(tmp_path, "diverged", [np.nan] * 5)])
     best, second, third = found
     assert {best.candidate.key, second.candidate.key} == {"vbll", "sgld"}
     assert third.candidate.key == "deterministic" and third.to_baseline is None and best.to_best is None
-    assert second.to_best is not None and not second.to_best.apart
-    assert third.to_best is not None and third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
+    assert not second.to_best.apart
+    assert third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
     text = " ".join(sentences(found))
     assert "Over 5 splits it cannot be told apart from" in text
     assert "1 of 2 others are worse" in text
@@ -56,14 +51,9 @@ def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp
     g = np.random.default_rng(2)
     rows = g.normal(size=400)
     better = rows + 0.5 + 0.1 * g.normal(size=400)
-    found = standings(
-        [
-            stored(tmp_path, "constant", [-rows.mean()], rows),  # fits of both methods do not depend on their seeds
-            stored(tmp_path, "linear", [-better.mean()], better),
-        ]
-    )
+    constant = stored(tmp_path, "constant", [-rows.mean()], rows)  # fits of both methods do not depend on their seeds
+    found = standings([constant, stored(tmp_path, "linear", [-better.mean()], better)])
     second, text = found[1].to_best, " ".join(sentences(found))
-    assert second is not None
     low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
     assert "over the test rows of one split, the 95 % interval of every difference" in text
@@ -74,7 +64,7 @@ def test_a_run_of_one_seed_on_one_split_is_apart_from_no_run(tmp_path: Path) -> 
     rows = np.random.default_rng(2).normal(size=400)
     some = [stored(tmp_path, "linear", [-rows.mean()], rows), stored(tmp_path, "vbll", [5 - rows.mean()], rows - 5)]
     gap = difference(*some)
-    assert gap is not None and gap.mean == pytest.approx(-5) and gap.error < 1e-9 and not gap.apart
+    assert gap.mean == pytest.approx(-5) and gap.error < 1e-9 and not gap.apart
     text = " ".join(sentences(standings(some)))
     assert "it cannot be told apart from vbll" in text
     assert "1 of 2 runs have one seed, so that no difference from them is established." in text
@@ -116,7 +106,7 @@ def test_equal_seeds_add_no_error_and_equal_errors_add_their_degrees_of_freedom(
 def test_runs_without_pairs_have_no_interval_and_one_run_has_no_standing(tmp_path: Path) -> None:
     some = [stored(tmp_path, "a", [1.0]), stored(tmp_path, "b", [2.0]), stored(tmp_path, "c", [3.0, 3.5])]
     _, without_rows, other_splits = standings(some)
-    assert without_rows.to_best is not None and not without_rows.to_best.apart and without_rows.to_best.mean == 1
+    assert not without_rows.to_best.apart and without_rows.to_best.mean == 1
     assert other_splits.to_best is None
     assert standings(some[:1]) == [] == sentences([])
 
@@ -134,13 +124,10 @@ def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Pa
             figures = [Score(0, seed, Quantity(metric), value, 300) for seed, value in enumerate(values)]
             place = tmp_path / f"{name}-{metric}"
             place.mkdir()
-            own = {"target": y} if metric == "rmse" else {"target": labels}
-            frames = [
-                pd.DataFrame({"split": 0, "seed": k, "row": range(300), **own})
-                .assign(**({"mean": means[k]} if metric == "rmse" else {f"p_{c}": p[k][:, c] for c in range(3)}))
-                .assign(entropy=0.5, log_prob=-1.0)
-                for k in (0, 1)
-            ]
+            ids = {"split": 0, "row": range(300), "target": y if metric == "rmse" else labels}
+            of_mean, of_class = [{"mean": m} for m in means], [{f"p_{c}": q[:, c] for c in range(3)} for q in p]
+            columns = of_mean if metric == "rmse" else of_class
+            frames = [pd.DataFrame({"seed": k, **ids, **columns[k], "entropy": 0.5, "log_prob": -1.0}) for k in (0, 1)]
             pd.concat(frames).to_parquet(place / "predictions.parquet")
             of = RunScores(scores.table("d", name, "", figures))
             some[name, metric] = Candidate(name, name, of, place)

@@ -1,7 +1,8 @@
-"""Parameter counts by hand; normalisation against torch's own layers; initial weights by their law."""
+"""Parameter counts by hand, normalisation against torch, initial weights by their law, networks as functions."""
 
 import copy
 import dataclasses
+import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,7 +11,6 @@ import pytest
 import torch
 from torch import nn
 
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import (
     ConvNetConfig,
     MlpConfig,
@@ -21,15 +21,23 @@ from bdl_pipe.networks import (
     fastest_order,
 )
 from bdl_pipe.networks.convnet import BatchStatistics
+from bdl_pipe.networks.flat import FlatNetwork
+from bdl_pipe.networks.mlp import Periodic
+from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 
 from .cases import parameters
 
 
-def test_an_mlp_has_the_parameters_counted_by_hand() -> None:
+def test_an_mlp_has_the_parameters_counted_by_hand_and_networks_the_expected_sizes() -> None:
     network = build(MlpConfig("mlp", (200, 100)), (1, 28, 28), 10, rng=Seed(0))
     assert parameters(network) == (784 * 200 + 200) + (200 * 100 + 100) + (100 * 10 + 10)
     assert network(torch.zeros(2, 1, 28, 28)).shape == (2, 10)
+    odd = build(ConvNetConfig("convnet", 4), (1, 28, 28), 10, rng=Seed(0))
+    assert odd.width == 16 * 3 * 3  # a pool drops the last row and column
+    bare = build(MlpConfig("mlp", (5,)), (3,), 0, rng=Seed(0))  # without outputs
+    inputs = torch.randn(4, 3, generator=Seed(1).generator())
+    assert torch.equal(bare(inputs), bare.trunk(inputs))
 
 
 @pytest.mark.parametrize("norm", ["batch", "batch_stats", "instance", "group", "none"])
@@ -37,13 +45,7 @@ def test_a_convnet_has_the_parameters_counted_by_hand(norm: str) -> None:
     network = build(ConvNetConfig("convnet", 8, norm=norm), (3, 32, 32), 10, rng=Seed(0))  # type: ignore[arg-type]
     convolutions = (3 * 9 * 8 + 8) + (8 * 9 * 16 + 16) + (16 * 9 * 32 + 32)
     norms = 0 if norm == "none" else 2 * (8 + 16 + 32)
-    head = 32 * 4 * 4 * 10 + 10
-    assert parameters(network) == convolutions + norms + head
-    assert network.width == 32 * 4 * 4
-
-
-def test_a_pool_drops_the_last_row_and_column_of_an_odd_image() -> None:
-    assert build(ConvNetConfig("convnet", 4), (1, 28, 28), 10, rng=Seed(0)).width == 16 * 3 * 3
+    assert parameters(network) == convolutions + norms + 32 * 4 * 4 * 10 + 10 and network.width == 32 * 4 * 4
 
 
 def test_pooling_before_the_relu_changes_no_bit() -> None:
@@ -59,32 +61,22 @@ def test_pooling_before_the_relu_changes_no_bit() -> None:
     assert len(swapped) == 3 and all(isinstance(layers[relu], nn.MaxPool2d) for _, relu in swapped)
     found = [n(images) for n in (network, described)]
     assert torch.equal(*found)
-    ours, theirs = (
-        torch.autograd.grad(f.square().sum(), list(n.parameters()))
-        for f, n in zip(found, (network, described), strict=True)
-    )
-    assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+    slopes = [
+        torch.autograd.grad(outputs.square().sum(), list(one.parameters()))
+        for outputs, one in zip(found, (network, described), strict=True)
+    ]
+    assert all(map(torch.equal, *slopes))
 
 
-def test_batch_statistics_match_torchs_training_batch_norm_in_both_modes() -> None:
+def test_instance_norm_and_batch_statistics_match_torch() -> None:
     inputs = torch.randn(6, 4, 5, 5, generator=Seed(0).generator()) * 3 + 1
     expected = nn.BatchNorm2d(4).train()(inputs)
     ours = BatchStatistics(4)
     torch.testing.assert_close(ours.train()(inputs), expected)
     torch.testing.assert_close(ours.eval()(inputs), expected)
     assert not torch.allclose(nn.BatchNorm2d(4).eval()(inputs), expected, atol=0.1)
-
-
-def test_instance_norm_matches_torch() -> None:
-    network = build(ConvNetConfig("convnet", 4, 1, "instance"), (1, 8, 8), 2, rng=Seed(0))
-    inputs = torch.randn(6, 4, 8, 8, generator=Seed(0).generator())
+    network = build(ConvNetConfig("convnet", 4, 1, "instance"), (1, 5, 5), 2, rng=Seed(0))
     torch.testing.assert_close(network.trunk[1](inputs), nn.InstanceNorm2d(4)(inputs))
-
-
-def test_a_network_without_outputs_returns_the_outputs_of_its_trunk() -> None:
-    network = build(MlpConfig("mlp", (5,)), (3,), 0, rng=Seed(0))
-    inputs = torch.randn(4, 3, generator=Seed(1).generator())
-    assert torch.equal(network(inputs), network.trunk(inputs))
 
 
 def test_initial_mlp_weights_have_the_he_normal_deviation() -> None:
@@ -166,22 +158,101 @@ def test_masks_are_the_same_while_another_thread_builds_a_network(config: Networ
         assert torch.equal(network(inputs), alone)
 
 
-def test_blocks_that_leave_no_pixel_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^blocks must leave a pixel"):
-        build(ConvNetConfig("convnet", 4, 4), (1, 8, 8), 3, rng=Seed(0))
+ORDERS = [(4, 1, 2, 0), (8, 1, 2, 1), (4, 1, 1, 1), (4, 3, 2, 1)]
 
 
-@pytest.mark.parametrize(
-    ("channels", "side", "stride", "order"),
-    [
-        (4, 1, 2, torch.contiguous_format),
-        (8, 1, 2, torch.channels_last),
-        (4, 1, 1, torch.channels_last),
-        (4, 3, 2, torch.channels_last),
-    ],
-)
+@pytest.mark.parametrize(("channels", "side", "stride", "fast"), ORDERS)
 def test_images_are_not_channels_last_where_torch_writes_beyond_a_buffer(
-    channels: int, side: int, stride: int, order: torch.memory_format
+    channels: int, side: int, stride: int, fast: int
 ) -> None:
-    network = torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Conv2d(channels, 8, side, stride))
-    assert fastest_order(network) is order
+    network = nn.Sequential(nn.ReLU(), nn.Conv2d(channels, 8, side, stride))
+    assert fastest_order(network) is (torch.channels_last if fast else torch.contiguous_format)
+
+
+FREQUENCIES = (0.1, 0.35)
+
+
+def test_the_encoding_matches_its_formula() -> None:
+    encoded = Periodic(FREQUENCIES).double()(torch.tensor([[0.0, 2.5], [-1.0, 3.0]], dtype=torch.float64))
+    for row, numbers in enumerate([[0.0, 2.5], [-1.0, 3.0]]):
+        expected = []
+        for x in numbers:
+            angles = [2 * math.pi * c * x for c in FREQUENCIES]
+            expected += [x, *(math.sin(a) for a in angles), *(math.cos(a) - 1 for a in angles)]
+        assert encoded[row].tolist() == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_periodic_perceptron_equals_a_plain_perceptron_of_encoded_rows() -> None:
+    config = MlpConfig("mlp", (6,), "mish", frequencies=FREQUENCIES)
+    network = build(config, (3,), 2, rng=Seed(4))
+    plain = build(MlpConfig("mlp", (6,), "mish"), (15,), 2, rng=Seed(4))
+    plain.load_state_dict({name.replace("trunk.2.", "trunk.1."): v for name, v in network.state_dict().items()})
+    rows = torch.randn(5, 3, generator=Seed(5).generator())
+    assert torch.equal(network(rows), plain(Periodic(FREQUENCIES)(rows)))
+    assert sorted(network.state_dict()) == ["head.bias", "head.weight", "trunk.2.bias", "trunk.2.weight"]
+
+
+def test_inputs_that_are_not_encoded_stay_as_they_are_and_lose_no_function() -> None:
+    some = build(MlpConfig("mlp", (6,), frequencies=FREQUENCIES, encoded=(1,)), (3,), 2, rng=Seed(4))
+    every = build(MlpConfig("mlp", (6,), frequencies=FREQUENCIES), (3,), 2, rng=Seed(4))
+    rows = torch.randn(5, 3, generator=Seed(5).generator())
+    rows[:, 0], rows[:, 2] = torch.tensor([0.0, 1, 1, 0, 1]), 0.5
+    features = some.trunk[1](rows)
+    assert features.shape == (5, 7)
+    assert torch.equal(features[:, :3], rows)
+    assert torch.equal(features[:, 3:], Periodic(FREQUENCIES)(rows[:, 1:2])[:, 1:])
+    # Input 0 is 0 or 1, so its five features are multiples of it, and one weight can replace their five weights.
+    angles = 2 * math.pi * torch.tensor(FREQUENCIES)
+    at_one = torch.cat([torch.ones(1), angles.sin(), angles.cos() - 1])
+    weight, state = every.trunk[2].weight, some.state_dict()
+    state["trunk.2.weight"] = torch.cat([weight[:, :5] @ at_one[:, None], weight[:, 5:6], torch.zeros(6, 1)], 1)
+    state["trunk.2.weight"] = torch.cat([state["trunk.2.weight"], weight[:, 6:10]], 1)
+    state |= {name: value for name, value in every.state_dict().items() if name != "trunk.2.weight"}
+    some.load_state_dict(state)
+    rows[:, 2] = 0
+    assert torch.allclose(some(rows), every(rows), rtol=0, atol=1e-5)
+
+
+def test_mish_matches_its_formula() -> None:
+    network = build(MlpConfig("mlp", (4,), "mish"), (3,), 0, rng=Seed(0)).double()
+    rows = torch.randn(7, 3, generator=Seed(1).generator(), dtype=torch.float64)
+    assert isinstance(network.trunk, torch.nn.Sequential)
+    before = network.trunk[:2](rows)
+    assert torch.allclose(network(rows), before * torch.log1p(before.exp()).tanh(), rtol=0, atol=1e-12)
+
+
+RNG = Seed(5)
+
+
+def spec(activation: str = "relu", dropout: float = 0.0, frequencies: tuple[float, ...] = ()) -> NetworkSpec:
+    network = MlpConfig("mlp", (7, 5), activation, dropout, frequencies)  # type: ignore[arg-type]
+    return NetworkSpec(network, (1, 2, 3), 4, "categorical", 1.0)
+
+
+@pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish", "silu"])
+def test_perceptrons_computed_at_once_match_each_network_alone(activation: str, frequencies: tuple[float, ...]) -> None:
+    network = FlatNetwork(spec(activation, frequencies=frequencies).build(Seed(0)).double())
+    assert network.is_perceptron
+    generator = RNG.fold(activation).generator()
+    weights = torch.randn(3, network.size, generator=generator, dtype=torch.float64)
+    inputs = torch.randn(3, 6, 1, 2, 3, generator=generator, dtype=torch.float64)
+    leaf = weights.clone().requires_grad_()
+    outputs = network.each(leaf, inputs)
+    (slopes,) = torch.autograd.grad(outputs.square().sum(), leaf)
+    for k in range(3):
+        alone = network.tied(weights[k])(inputs[k])
+        torch.testing.assert_close(outputs[k], alone, rtol=0, atol=1e-12)
+        slope = torch.empty_like(weights[k])
+        network.gradient(alone.square().sum(), slope)
+        torch.testing.assert_close(slopes[k], slope, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
+def test_perceptrons_computed_at_once_have_the_bits_of_vmap(frequencies: tuple[float, ...]) -> None:
+    fast, general = (FlatNetwork(spec(frequencies=frequencies).build(Seed(0))) for _ in range(2))
+    general._layers = None
+    generator = RNG.generator()
+    weights, inputs = torch.randn(4, fast.size, generator=generator), torch.randn(4, 50, 1, 2, 3, generator=generator)
+    assert fast._layers is not None and FlatNetwork(spec(dropout=0.5).build(Seed(0)))._layers is None
+    assert torch.equal(fast.each(weights, inputs), general.each(weights, inputs))

@@ -72,9 +72,5 @@ def test_vmap_and_forward_and_second_derivatives_match_torch(ours: nn.Module, th
         lambda pool: torch.func.jvp(torch.func.grad(loss(pool)), (inputs[0],), (tangents[0],))[1],
     ):
         torch.testing.assert_close(transform(ours), transform(theirs), rtol=1e-14, atol=1e-14)
-
-
-@pytest.mark.parametrize(("ours", "theirs"), PAIRS)
-def test_second_derivatives_match_finite_differences(ours: nn.Module, theirs: Function) -> None:
-    inputs = images(1, 2, 4, 4, ties=False).double().requires_grad_()
-    assert torch.autograd.gradgradcheck(lambda x: ours(x).pow(3), (inputs,))
+    some = images(1, 2, 4, 4, ties=False).double().requires_grad_()
+    assert torch.autograd.gradgradcheck(lambda x: ours(x).pow(3), (some,))

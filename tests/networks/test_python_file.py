@@ -15,109 +15,10 @@ from bdl_pipe.networks import Network, NetworkConfig, PythonConfig, build
 from bdl_pipe.networks.python_file import python_trunk
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.seeds import Seed
+from tests.case_files import cases_of
 
-TEXT = '''
-import torch
-from torch import nn
-
-
-class Block(nn.Module):
-    """A basic block, written as torchvision writes it."""
-
-    def __init__(self, before, after, stride):
-        super().__init__()
-        self.conv1 = nn.Conv2d(before, after, 3, stride, 1, bias=False)
-        self.bn1 = nn.BatchNorm2d(after)
-        self.relu = nn.ReLU(inplace=True)
-        self.downsample = nn.Sequential(nn.Conv2d(before, after, 1, stride, bias=False), nn.BatchNorm2d(after))
-
-    def forward(self, x):
-        return self.relu(self.bn1(self.conv1(x)) + self.downsample(x))
-
-
-class ResNet(nn.Module):
-    def __init__(self, input_shape, width=4, classes=10):
-        super().__init__()
-        self.layer1 = Block(input_shape[0], width, 1)
-        self.layer2 = Block(width, 2 * width, 2)
-        self.avgpool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(2 * width, classes)
-
-    def forward(self, x):
-        return self.fc(torch.flatten(self.avgpool(self.layer2(self.layer1(x))), 1))
-
-
-def perceptron(input_shape, width=5):
-    return nn.Sequential(nn.Flatten(), nn.Linear(input_shape[0], width), nn.Tanh(), nn.Linear(width, 1))
-
-
-class TwoHeads(nn.Module):
-    def __init__(self, input_shape):
-        super().__init__()
-        self.last, self.first = nn.Linear(input_shape[0], 3), nn.Linear(3, 2)
-
-    def forward(self, x):
-        return self.first(self.last(x).relu())
-
-
-def softmax(input_shape):
-    return nn.Sequential(nn.Linear(input_shape[0], 3), nn.Softmax(-1))
-
-
-def relu_last(input_shape):
-    made = nn.Sequential(nn.Linear(input_shape[0], 1), nn.ReLU())
-    nn.init.constant_(made[0].bias, 50.0)
-    return made
-
-
-def batch_statistics(input_shape):
-    return nn.Sequential(nn.Linear(input_shape[0], 3), Centred(), nn.Linear(3, 2))
-
-
-class Centred(nn.Module):
-    def forward(self, x):
-        return x - x.mean(0)
-
-
-def noisy(input_shape):
-    class Noisy(nn.Linear):
-        def forward(self, x):
-            return super().forward(x + torch.randn_like(x))
-
-    return nn.Sequential(Noisy(input_shape[0], 3), nn.ReLU(), nn.Linear(3, 2))
-
-
-def branching(input_shape):
-    class Branching(nn.ReLU):
-        def forward(self, x):
-            return x.relu() if x.sum() > 0 else x
-
-    return nn.Sequential(nn.Linear(input_shape[0], 3), Branching(), nn.Linear(3, 2))
-
-
-def convolutions(input_shape):
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
-
-
-def fails(input_shape):
-    raise RuntimeError("no such thing\\nin two lines")
-
-
-number = 7
-
-
-class Pair(nn.Module):
-    def __init__(self, input_shape):
-        super().__init__()
-        self.last = nn.Linear(input_shape[0], 2)
-
-    def forward(self, x):
-        return self.last(x), x
-
-
-def text(input_shape):
-    return "a text"
-'''
+cases = cases_of(__file__)
+TEXT = Path(__file__).with_name("users_networks.txt").read_text()
 
 
 @dataclass(frozen=True)
@@ -158,9 +59,8 @@ def test_the_network_computes_the_users_own_function_of_its_weights(
     last = own.get_submodule(head)
     assert isinstance(last, nn.Linear)
     network = build(ours, shape, last.out_features, rng=Seed(0))
-    weights = {
-        ("head" + n[len(head) :] if n.startswith(f"{head}.") else f"trunk.{n}"): v for n, v in own.state_dict().items()
-    }
+    state = own.state_dict().items()
+    weights = {"head" + n[len(head) :] if n.startswith(f"{head}.") else f"trunk.{n}": v for n, v in state}
     network.load_state_dict(weights)
     assert torch.equal(network.eval()(inputs), own.eval()(inputs))
     assert network.width == last.in_features
@@ -168,12 +68,13 @@ def test_the_network_computes_the_users_own_function_of_its_weights(
 
 def test_the_last_linear_layer_is_the_head_and_other_heads_are_refused(file: str) -> None:
     assert build(config(file, "ResNet"), (3, 8, 8), 2, rng=Seed(0)).width == 8
-    with pytest.raises(ConfigError, match=r"network.object must be the last layer of the network: nothing may follow"):
-        read_and_build(file, "softmax", (4,))
-    with pytest.raises(ConfigError, match=r"must be the last layer of the network: .* a softmax or a ReLU"):
-        read_and_build(file, "relu_last", (4,))  # its outputs for the rows of the check are positive
-    with pytest.raises(ConfigError, match=r"gives a row the same outputs alone as among others"):
-        read_and_build(file, "batch_statistics", (4,))
+    for made, rule in (
+        ("softmax", r"network.object must be the last layer of the network: nothing may follow"),
+        ("relu_last", r"must be the last layer of the network: .* a softmax or a ReLU"),  # its outputs are positive
+        ("batch_statistics", r"gives a row the same outputs alone as among others"),
+    ):
+        with pytest.raises(ConfigError, match=rule):
+            read_and_build(file, made, (4,))
     with pytest.raises(ConfigError, match=r"head must be a linear layer.*got 'layer9 \(it has fc\)'"):
         build(config(file, "ResNet", head="layer9"), (3, 8, 8), 2, rng=Seed(0))
 
@@ -198,43 +99,23 @@ def test_weights_depend_on_their_seed_and_leave_torchs_generator_unchanged(file:
     assert first.width == 6, "options are the function's"
 
 
-@pytest.mark.parametrize(
-    ("made", "shape", "said"),
-    [
-        ("missing", (4,), "network.object must be a function or a class of"),
-        ("number", (4,), "network.object must be a function or a class of"),
-        ("fails", (4,), "network.object must make a network: RuntimeError: no such thing"),
-        ("Pair", (4,), "network.object must return a network whose output is one tensor, got 'tuple'"),
-        ("text", (4,), "network.object must return a torch.nn.Module"),
-        ("convolutions", (3, 8, 8), r"network.object must be a linear layer \(nn.Linear\).*it has none"),
-        ("ResNet", (4,), r"network.object must take rows of shape \[4\]: RuntimeError"),
-        ("noisy", (4,), "network.object must return a network that gives equal rows the same outputs"),
-        ("branching", (4,), "network.object must return a network that torch.func.vmap can batch"),
-    ],
-)
+@cases("objects", "made shape message")
 def test_an_object_that_is_no_usable_network_is_refused_in_one_line(
-    file: str, made: str, shape: tuple[int, ...], said: str
+    file: str, made: str, shape: str, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=said) as raised:
-        read_and_build(file, made, shape)
+    with pytest.raises(ConfigError, match=message) as raised:
+        read_and_build(file, made, eval(shape))
     assert "\n" not in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "said"),
-    [
-        ("none.py", None, r"network.path must be a file that can be imported \(the plugin none.py is missing"),
-        ("net.txt", "", r"network.path must be a Python file \(….py\)"),
-        ("broken.py", "def f(:\n", r"SyntaxError in line 1"),
-    ],
-)
+@cases("files", "name text message")
 def test_a_file_that_cannot_be_imported_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, said: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, text: str | None, message: str
 ) -> None:
     monkeypatch.chdir(tmp_path)
     if text is not None:
         Path(name).write_text(text)
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ConfigError, match=message):
         config(name, "f")
 
 

@@ -76,12 +76,12 @@ def test_squared_singular_values_lose_no_precision_in_float32() -> None:
 def test_removed_bounds_leave_the_bounded_or_the_free_weights() -> None:
     for keep in (True, False):
         module = nn.Sequential(nn.Linear(4, 6), nn.ReLU(), nn.Linear(6, 3))
-        free = [module[0].weight.detach().clone(), module[2].weight.detach().clone()]
+        layers = [module[0], module[2]]
+        free = [layer.weight.detach().clone() for layer in layers]
         bound_spectral_norms(module, 0.2)
-        bounded = [module[0].weight.detach().clone(), module[2].weight.detach().clone()]
+        bounded = [layer.weight.detach().clone() for layer in layers]
         remove_bounds(module, keep_values=keep)
-        for layer, expected in zip((module[0], module[2]), bounded if keep else free, strict=True):
-            assert torch.equal(layer.weight, expected)
+        assert all(map(torch.equal, (layer.weight for layer in layers), bounded if keep else free))
         assert set(module.state_dict()) == {"0.weight", "0.bias", "2.weight", "2.bias"}
 
 

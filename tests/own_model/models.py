@@ -1,5 +1,6 @@
 """Tiny models as users have them: a residual network, a vision and a text transformer, and an encoder-decoder."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,28 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 CLASSES = 3
+
+
+class Function(nn.Module):
+    """A layer or a model that computes a function."""
+
+    def __init__(self, of: Callable[[Tensor], Any]) -> None:
+        super().__init__()
+        self.of = of
+
+    def forward(self, x: Tensor) -> Any:
+        return self.of(x)
+
+
+class Scaled(nn.Module):
+    """A layer that multiplies its inputs by a function of its one weight."""
+
+    def __init__(self, scale: Tensor, of: Callable[[Tensor], Tensor] = torch.clone) -> None:
+        super().__init__()
+        self.scale, self.of = nn.Parameter(scale), of
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.of(self.scale) * x
 
 
 class Block(nn.Module):

@@ -1,5 +1,7 @@
 """Heads of users' models: without a bias, with a hook, with a forward pass of their own, tied, under weight norm."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +13,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from bdl_pipe import ModulePosterior, UserError, bayesianise
 from bdl_pipe.own_model.start import CHAINS, STUDENT, able
 from bdl_pipe.posterior import NetworkDraws
-from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS
 from bdl_pipe.trajectory.linearised import LinearisedLaplace
+from tests.resuming import Watched
+
+from .models import Answering, text_loader, texts
 
 ROWS, WIDTH, CLASSES = 200, 6, 3
 
@@ -97,17 +101,11 @@ def packed(rows: Tensor) -> Tensor:
 
 
 def test_the_evidence_of_a_head_without_bias_counts_its_own_weights() -> None:
-    model = net()
-    seen: list[float] = []
-
-    class Keeps(Report):
-        def __call__(self, step: int, total: int, metrics: Any = None) -> None:
-            seen.extend([(metrics or {})["prior_precision"]] if "prior_precision" in (metrics or {}) else [])
-
-    bayesianise(model, "kfac_laplace", loader(), report=Keeps())
-    right, _ = dense(model, None, bias=False)
-    wrong, _ = dense(model, None, bias=True)
-    assert seen[-1] == pytest.approx(right, rel=2e-3) and abs(seen[-1] / wrong - 1) > 0.01
+    model, report = net(), Watched()
+    bayesianise(model, "kfac_laplace", loader(), report=report)
+    precision = [metrics["prior_precision"] for metrics in report.seen if "prior_precision" in metrics][-1]
+    (right, _), (wrong, _) = (dense(model, None, bias=bias) for bias in (False, True))
+    assert precision == pytest.approx(right, rel=2e-3) and abs(precision / wrong - 1) > 0.01
 
 
 @pytest.mark.parametrize("columns", [0, 2])
@@ -193,3 +191,60 @@ def test_a_model_of_means_alone_gets_no_log_variances() -> None:
         errors = (model(x) - y).square().mean(0)
     found = point.predict(x).draw_variance[0].float()
     torch.testing.assert_close(found, errors.expand(ROWS, 2), rtol=1e-4, atol=0)
+
+
+NOTE = "the posterior is over a copy of lm_head.weight; shared.weight, which is the same weight, stays as it is"
+
+
+class Unread:
+    """A loader that must not be read."""
+
+    def __iter__(self) -> Iterator[Any]:
+        raise AssertionError("the rows were read")
+
+
+def model(*, tied: bool = True) -> nn.Module:
+    """Return a model; if it is not tied, its head has a copy of the embedding's weight."""
+    torch.manual_seed(0)
+    found = Answering()
+    if not tied:
+        found.lm_head.weight = nn.Parameter(found.shared.weight.detach().clone())
+    return found
+
+
+def tensors(found: ModulePosterior) -> dict[str, Tensor]:
+    return dict(found.inner.state().tensors)
+
+
+def test_a_tied_head_has_the_posterior_of_an_untied_copy_and_a_note(tmp_path: Path) -> None:
+    inputs, _ = texts(20, 1)
+    tied, before = model(), {name: value.clone() for name, value in model().state_dict().items()}
+    found, meant = (bayesianise(of, "kfac_laplace", text_loader(60)) for of in (tied, model(tied=False)))
+    assert tensors(found).keys() == tensors(meant).keys()
+    assert all(torch.equal(value, tensors(meant)[name]) for name, value in tensors(found).items())
+    assert torch.equal(found.predict(inputs).mean, meant.predict(inputs).mean)
+    assert NOTE in found.notes and NOTE not in meant.notes
+    assert all(torch.equal(value, before[name]) for name, value in tied.state_dict().items())
+    assert tied.lm_head.weight is tied.shared.weight
+    assert found.predict(inputs).mutual_information().max() > 1e-3  # draws of the head differ, the embedding does not
+    drawn, embedding = dict(found.trunk.named_buffers()), tied.shared.weight.detach()
+    for name in ("module.shared.weight", "module.encoder.embed_tokens.weight"):
+        assert name not in drawn or torch.equal(drawn[name], embedding), name
+    assert any(torch.equal(value, embedding) for value in drawn.values())
+    found.save(tmp_path / "mine")
+    again = ModulePosterior.load(tmp_path / "mine", tied)
+    assert torch.equal(again.predict(inputs).mean, found.predict(inputs).mean) and again.notes == found.notes
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        *((name, {"epochs": 1}) for name in able() if name != "dark_knowledge"),
+        ("kfac_laplace", {"config": {"layers": "all"}}),
+    ],
+)
+def test_methods_that_change_the_trunk_refuse_tied_weights_before_they_read_a_row(method: str, options: Any) -> None:
+    rule = r"^model must have one name for each weight, except with kfac_laplace over the last layer without epochs, "
+    same = "got 'shared.weight and encoder.embed_tokens.weight, which are the same weight'$"
+    with pytest.raises(UserError, match=rule + same):
+        bayesianise(model(), method, Unread(), **options)

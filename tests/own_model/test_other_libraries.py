@@ -6,36 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bdl_pipe
 from bdl_pipe import bayesianise
 
-from .models import Dictionaries, texts
+from .models import text_loader, texts
 
 PAGE = Path(__file__).parents[2] / "docs/your-own-model.md"
-METHODS: dict[str, dict[str, Any]] = {
-    "deterministic": {},
-    "kfac_laplace": {},
-    "swag": {"epochs": 1},
-    "d_vbll": {"epochs": 1},
-    "ffg_u": {"epochs": 1},
-    "ffg_w": {"epochs": 1},
-}
+METHODS: dict[str, dict[str, Any]] = {"deterministic": {}, "kfac_laplace": {}}
+METHODS |= {method: {"epochs": 1} for method in ("swag", "d_vbll", "ffg_u", "ffg_w")}
 SIZE = {"vocab_size": 32, "num_labels": 3}
+WIDTHS = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
 
 
 def bert(package: Any) -> nn.Module:
-    config = package.BertConfig(
-        hidden_size=16,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        intermediate_size=32,
-        max_position_embeddings=16,
-        **SIZE,
-    )
+    config = package.BertConfig(max_position_embeddings=16, **WIDTHS, **SIZE)
     return package.BertForSequenceClassification(config)
 
 
@@ -48,6 +35,21 @@ def gpt2(package: Any) -> nn.Module:
     """A model whose head is called on every token; the output of a row's last token is taken."""
     config = package.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0, **SIZE)
     return package.GPT2ForSequenceClassification(config)
+
+
+def image_rows() -> tuple[Tensor, Tensor, Any]:
+    """Return images, their labels and a loader of both."""
+    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 3
+    return images, labels, DataLoader(TensorDataset(images, labels), 8)
+
+
+def check(model: nn.Module, method: str, loader: Any, inputs: Any, labels: Tensor, logits: Any) -> None:
+    """Check that the predictions are finite and, of the point estimate, those of the model."""
+    predictive = bayesianise(model, method, loader, **METHODS[method]).predict(inputs)
+    assert torch.isfinite(predictive.log_prob(labels)).all()
+    if method == "deterministic":
+        with torch.no_grad():
+            torch.testing.assert_close(predictive.mean, logits().softmax(-1), rtol=1e-4, atol=1e-5)
 
 
 def run(block: str, names: dict[str, Any]) -> dict[str, Any]:
@@ -65,13 +67,7 @@ def test_a_model_of_transformers_has_finite_predictions_by_each_method(make: Any
     torch.manual_seed(0)
     model = make(package).eval()
     inputs, labels = texts(60)
-    loader = DataLoader(Dictionaries(**inputs, labels=labels), 20)
-    predictive = bayesianise(model, method, loader, **METHODS[method]).predict(inputs)
-    assert torch.isfinite(predictive.log_prob(labels)).all()
-    if method == "deterministic":
-        with torch.no_grad():
-            meant = F.softmax(model(**inputs).logits, -1)
-        torch.testing.assert_close(predictive.mean, meant, rtol=1e-4, atol=1e-5)
+    check(model, method, text_loader(60, batch=20), inputs, labels, lambda: model(**inputs).logits)
 
 
 @pytest.mark.slow
@@ -79,9 +75,8 @@ def test_the_example_of_transformers_in_the_documentation_runs(tmp_path: Path) -
     package = pytest.importorskip("transformers")
     torch.manual_seed(0)
     bert(package).save_pretrained(tmp_path)
-    inputs, labels = texts(60)
-    loader = DataLoader(Dictionaries(**inputs, labels=labels), 20)
-    names = run("AutoModelForSequenceClassification", {"folder": tmp_path, "loader": loader, **inputs})
+    variables = {"folder": tmp_path, "loader": text_loader(60, batch=20), **texts(60)[0]}
+    names = run("AutoModelForSequenceClassification", variables)
     assert isinstance(names["posterior"], bdl_pipe.ModulePosterior)
 
 
@@ -99,14 +94,8 @@ def test_a_model_of_timm_has_finite_predictions_by_each_method(name: str, option
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     model = timm.create_model(name, pretrained=False, num_classes=3, **options).eval()
-    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 3
-    loader = DataLoader(TensorDataset(images, labels), 8)
-    predictive = bayesianise(model, method, loader, **METHODS[method]).predict(images)
-    assert torch.isfinite(predictive.log_prob(labels)).all()
-    if method == "deterministic":
-        with torch.no_grad():
-            meant = model(images).softmax(-1)
-        torch.testing.assert_close(predictive.mean, meant, rtol=1e-4, atol=1e-5)
+    images, labels, loader = image_rows()
+    check(model, method, loader, images, labels, lambda: model(images))
 
 
 @pytest.mark.slow
@@ -114,7 +103,6 @@ def test_the_example_of_timm_in_the_documentation_runs(tmp_path: Path) -> None:
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
     torch.save(timm.create_model("resnet10t", num_classes=3).state_dict(), tmp_path / "weights.pth")
-    images, labels = torch.randn(16, 3, 32, 32), torch.arange(16) % 3
-    loader = DataLoader(TensorDataset(images, labels), 8)
+    images, _, loader = image_rows()
     names = run("timm.create_model", {"weights": tmp_path / "weights.pth", "loader": loader, "images": images})
     assert isinstance(names["posterior"], bdl_pipe.ModulePosterior)

@@ -1,12 +1,13 @@
 """params.yaml: each mistake in it gives one clear line."""
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import yaml
 
-from bdl_pipe.data.catalog import CATALOG, Entry
+from bdl_pipe.data.catalog import OPTIONS
 from bdl_pipe.errors import UserError
 from bdl_pipe.yaml_files import read_yaml
 from pipeline.core import overlays
@@ -150,6 +151,17 @@ def test_data_sets_that_another_data_set_reads_are_named_as_unwatched(tmp_path: 
     assert len(unwatched(read(tmp_path, raw))) == 3
 
 
+@dataclass(frozen=True)
+class Mine:
+    path: str
+    name: str = "mine"
+    kind: ClassVar[str] = "table"
+    task: ClassVar[str] = "regression"
+
+    def files(self) -> tuple[Path, ...]:
+        return (Path(self.path),)
+
+
 @pytest.mark.parametrize("name", ["table", "uci", "mine"])
 def test_the_digest_of_a_data_set_depends_on_the_users_file(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -158,8 +170,8 @@ def test_the_digest_of_a_data_set_depends_on_the_users_file(
     rows.write_text("x,y\n1,2\n")
     source: dict[str, Any] = {"name": name}
     if name == "mine":  # a source that a plugin has registered
-        entry = Entry(lambda: pytest.fail("no row is needed"), "table", "regression", 0, (3,), files=(rows,))
-        monkeypatch.setitem(CATALOG._values, name, entry)
+        monkeypatch.setitem(OPTIONS._values, name, Mine)
+        source |= {"path": str(rows)}
     else:
         source |= {"path": str(rows), "target": ["y"]} | ({"set": "yacht"} if name == "uci" else {"task": "regression"})
     typed = boston(tmp_path, source=source)

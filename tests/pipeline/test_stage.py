@@ -246,8 +246,8 @@ def kill_at(pattern: str, time: int, work: Callable[[], None]) -> None:
 
 def test_a_stage_loads_its_data_for_a_final_fit(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A final fit uses training and validation rows, as fit_rows says; only a search holds validation rows apart."""
-    watched = Mock(wraps=fit_stage.prepared.load_fits)
-    monkeypatch.setattr(fit_stage.prepared, "load_fits", watched)
+    watched = Mock(wraps=fit_stage.folders.load_fits)
+    monkeypatch.setattr(fit_stage.folders, "load_fits", watched)
     fit("trajectory", "b-walk")
     assert [call.kwargs for call in watched.call_args_list] == [{"final": True}]
 
