@@ -66,7 +66,7 @@ def fit_rows(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> FitR
 
 
 def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> tuple[FitData, Examples | None]:
-    """Return the data of a final fit on all training rows of ``raw``, in memory, as the pipeline reads them from its folders.
+    """Return the data of a final fit on all training rows of ``raw``, in memory, as the pipeline reads them.
 
     Args:
         rng: the data set's seed address, as in the pipeline's stage ``prepare``.
