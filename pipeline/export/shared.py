@@ -1,4 +1,4 @@
-"""What exports and predictions share: a run's artifact and test scores, and a folder that is written whole."""
+"""Exports and predictions read a run's artifact and test scores here, and write a folder completely or not at all."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from bdl_pipe import config, plugins
-from bdl_pipe.data.catalog import CATALOG, Noise
+from bdl_pipe.data.catalog import Noise
 from bdl_pipe.data.config import ood_source, transfer_source
 from bdl_pipe.data.raw import Source
 from bdl_pipe.files import sha256, write_bytes
@@ -140,7 +140,7 @@ def data_digest(key: str, params: Params) -> str:
     named += [transfer_source(name, key, datasets, f"datasets.{key}.transfer") for name in dataset.transfer]
     facts = []
     for source in named:
-        module = CATALOG.module_of(source.name) or type(source).__module__
+        module = type(source).__module__
         plugin = [] if plugins.plugin_of(module) is None else [code.digest_of([module])]
         facts.append([config.to_mapping(source), _files(source), *plugin])
     return provenance.digest(facts)

@@ -296,5 +296,5 @@ def calibration(
         axes.plot(*np.array(points).T, label=name, marker=mark.look()["marker"], **mark.line())
     axes.set(xlim=(0, 1), ylim=(0, 1), xlabel=xlabel, ylabel=ylabel, aspect="equal")
     figure.legend(loc="outside right center")
-    gaps = [(name, float(np.mean([abs(said - seen) for said, seen in points]))) for name, points in lines.items()]
+    gaps = [(name, float(np.mean([abs(claimed - seen) for claimed, seen in points]))) for name, points in lines.items()]
     return Drawing(figure, f"{ylabel} against {xlabel}; mean gap: {listed(gaps)}")

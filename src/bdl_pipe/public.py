@@ -41,7 +41,7 @@ def get(name: str) -> Any:
     if name == "__version__":
         from importlib import metadata
 
-        try:  # of the installed distribution, so that a release changes no file that results depend on
+        try:  # the version is not in a file here, because results depend on the files
             return metadata.version("bdl-pipe")
         except metadata.PackageNotFoundError:
             return "0+unknown"

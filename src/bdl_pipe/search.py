@@ -44,13 +44,13 @@ def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
 
 def hyperparameters(method: Method, present: Any) -> dict[str, Any] | None:
     """Return the values of the searched keys in a config of the method; None if a value is outside the space."""
-    values, found = config.to_mapping(present), dict[str, Any]()
+    values, sampled = config.to_mapping(present), dict[str, Any]()
     for key, (low, high, scale) in method.search.items():
         value: Any = reduce(getitem, key.split("."), values)
         if not isinstance(value, int | float) or not low <= value <= high:  # null, or a rule such as validation
             return None
-        found[key] = value if scale == "integer" else float(value)
-    return found
+        sampled[key] = value if scale == "integer" else float(value)
+    return sampled
 
 
 def validation_nll(state: State, data: FitData, rng: Seed) -> float:

@@ -68,11 +68,11 @@ def _recalibrated(
         return {}
     if isinstance(transformed, Categorical):
         better = learnt.apply(transformed)
-        found = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
+        columns_of_classes = {f"recalibrated_p_{name}": _array(better.mean)[:, k] for k, name in enumerate(names)}
         members = learnt.class_set(transformed, level, rows).cpu().numpy()
         escaped = [name.replace("\\", "\\\\").replace("|", "\\|") for name in names]
         sets = ["|".join(name for name, inside in zip(escaped, row, strict=True) if inside) for row in members]
-        return {**found, "set": np.array(sets, dtype=object)}
+        return {**columns_of_classes, "set": np.array(sets, dtype=object)}
     assert isinstance(transformed, Continuous)
     low, high = learnt.interval(transformed, fitted.transform, level, rows)
     return _by_target({"conformal_lower": _array(low), "conformal_upper": _array(high)}, names)

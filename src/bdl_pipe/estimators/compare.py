@@ -75,7 +75,7 @@ def compare(
         shared = dict[str, dict[int, FittedRuns]]()
         for name, estimator in estimators.items():
             model = clone(estimator)
-            # what determines the rows and the addresses of a model's runs
+            # models with an equal key fit the same rows under the same seeds
             key = repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
             model._fit(given.taken(x, train), given.taken(y, train), shared.setdefault(key, {}))
             values, probabilities = _scored(model, given.taken(x, test), given.taken(y, test), drawn.fold(number))

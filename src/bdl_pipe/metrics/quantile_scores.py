@@ -67,5 +67,5 @@ def quantile_weighted_crps(
     def parts(p: Tensor, side: int) -> Tensor:
         return torch.stack([part[side](p) for part in _PARTS.values()])
 
-    found = integrated(predictive, targets.double(), partial(parts, side=0), partial(parts, side=1))
-    return dict(zip(_PARTS, 2 * found, strict=True))
+    scores = integrated(predictive, targets.double(), partial(parts, side=0), partial(parts, side=1))
+    return dict(zip(_PARTS, 2 * scores, strict=True))

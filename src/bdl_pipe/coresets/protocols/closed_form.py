@@ -105,7 +105,8 @@ def fit_mixture(data: FitData, inputs: Inputs, config: MixtureConfig, *, rng: Se
         phase = Phase(report, str(number), number * steps, config.trunks * steps, carried)
         state = fit_student(data, inputs, config, rng=rng.fold("trunk", number), report=phase)
         number, fitted = number + 1, [*fitted, state.tensors]
-    parts, factor = scaled([State(part, state.config) for part in fitted], data, config.logit_scale)  # of one config
+    states = [State(part, state.config) for part in fitted]  # all have one config
+    parts, factor = scaled(states, data, config.logit_scale)
     return noted(TrunkMixture(parts).state(), config.logit_scale, factor)
 
 

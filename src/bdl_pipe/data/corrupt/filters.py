@@ -74,8 +74,8 @@ def take(images: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarra
     """Return the pixels at whole positions [image, i, j], of all channels."""
     count, channels, _, width = images.shape
     flat = rows * width + columns
-    found = np.take_along_axis(images.reshape(count, channels, -1), flat.reshape(count, 1, -1), 2)
-    return found.reshape(count, channels, *flat.shape[1:])
+    picked = np.take_along_axis(images.reshape(count, channels, -1), flat.reshape(count, 1, -1), 2)
+    return picked.reshape(count, channels, *flat.shape[1:])
 
 
 def motion(images: np.ndarray, radius: float, sigma: float, degrees: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Small sets: those of the UCI protocol (Hernández-Lobato and Adams, 2015), and images that packages contain.
+"""Small data sets: the UCI tables of Hernández-Lobato and Adams (2015), and images that packages contain.
 
 ``boston``, ``mnist5k`` and ``digits`` come from packages, or the first two from the same file in
 ``$BDL_DATA_DIR/<set>/``. ``concrete`` and ``wine`` come from optional packages, or from that folder as ``<set>.csv`` (a
