@@ -1,9 +1,9 @@
 """Every figure that README, docs/ and results/claims.md quote is in the stored page that its part links to.
 
-A part is a paragraph, an item of a list or a row of a table. A figure is a number with a decimal point, or one of per
-cent. These are none: other whole numbers (counts, sizes, years), the usual levels (90 %), versions, numbers of a
-paper's sections and tables, and whatever is in code, in a quotation, in a picture's caption, or in a block that
-``python -m website`` writes. So write a setting as code: `` `lr: 0.001` ``.
+A part is a paragraph, an item of a list or a row of a table. A figure is a number with a decimal point, one of per
+cent, or a count of a whole (29 of 38). These are none: other whole numbers (sizes, years), the usual levels (90 %),
+versions, numbers of a paper's sections and tables, and whatever is in code, in a quotation, in a picture's caption, or
+in a block that ``python -m website`` writes. So write a setting as code: `` `lr: 0.001` ``.
 
 A part with a figure links to its sources: files below ``results/``, or the code that states the figure. A part without
 such a link has those of the parts above it under the same heading. The source has a number that, rounded to the
@@ -27,6 +27,7 @@ PAGES = [ROOT / "README.md", ROOT / "results/claims.md", *sorted((ROOT / "docs")
 CODE = re.compile(r"``.*?``|`[^`\n]*`", re.S)
 LEVELS = {"1", "5", "50", "90", "95", "99", "100"}  # per cent
 NUMBER = re.compile(r"(?<![\w.,])(?:\d{1,3}(?:,\d{3})+|\d+)?(?:\.\d+)?(?:e[-+]?\d+)?(?![\w]|\.\d)")
+COUNT = re.compile(r"\b(\d(?:[\d,]*\d)?) of (?:the |all )?(\d[\d,]*)\b")  # 29 of 38
 PERCENT = re.compile(r"(?:,? (?:and|to|or|±)? ?[\d.]+)* %")
 NO_FIGURE = re.compile(  # numbers of parts of a paper or of a page, versions, licences
     r"(?i)\b(?:sections?|appendix|eq\.|figures?|tables?|chapter|version|python|cuda|torch|ray|apache|covenant|cc by)"
@@ -73,10 +74,11 @@ def sources(page: Path, part: str) -> Iterator[Path]:
 def figures(part: str) -> Iterator[str]:
     """Yield the figures of a part, without signs and units."""
     prose = NO_FIGURE.sub(" ", CODE.sub(" ", re.sub(r"\]\([^)]*\)", "]", part)))
-    for found in NUMBER.finditer(prose):
-        share = found[0] not in LEVELS and PERCENT.match(prose[found.end() :])
-        if "." in found[0] or (found[0] and share):
-            yield found[0].replace(",", "")
+    counts = {count.start(group) for count in COUNT.finditer(prose) for group in (1, 2)}
+    for number in NUMBER.finditer(prose):
+        share = number[0] not in LEVELS and PERCENT.match(prose[number.end() :])
+        if "." in number[0] or (number[0] and share) or number.start() in counts:
+            yield number[0].replace(",", "")
 
 
 @cache
@@ -134,6 +136,7 @@ def test_a_part_with_a_wrong_figure_or_without_a_source_is_seen(
         "92.20"
     ]
     assert missing(f"NLL .219 ({link})") == [".219"] and missing("NLL .218") == [".218"]
+    assert missing(f"best on 92 of the 1,000 rows ({link}), of 24 methods") == ["1000"]
     assert missing(f"## H\n\nAll: {link}\n\n| x | 0.218 | 92.2 % |\n| y | 0.218 | 92.0 % |") == ["0.218", "92.0"]
     assert missing(f"## H\n\nAll: {link}\n\n## Next\n\n- 0.218") == ["0.218"]
     assert missing("> 0.3\n\n```text\n0.3\n```\n\n<!-- generated: x -->\n0.3\n<!-- end -->\n") == []

@@ -9,7 +9,7 @@ OpenOOD (Yang et al. 2022; version 1.5, Zhang et al. 2023) calls a set near if i
 meaning, and far if the kind of picture differs, too. Classes that are held out of the data set itself are near, as in
 open-set recognition (Neal et al. 2018). For CIFAR-10, CIFAR-100 and Tiny ImageNet are near, and for CIFAR-100 likewise.
 All other sets are far. Deviation: OpenOOD calls Fashion-MNIST near to MNIST. Digits are another kind of picture than
-clothes, and scores of features separate them at an AUROC of 98 to 99 % (results/ood), so that each is far from the
+clothes, and scores of features separate them almost without error (results/ood), so that each is far from the
 other here.
 """
 
