@@ -5,6 +5,7 @@ It needs only ``bdl_pipe`` and the artifact in the model's folder.
 
 import json
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import pandas as pd
@@ -19,7 +20,9 @@ from bdl_pipe.registry import load_predictor, stored_address
 class FittedPosterior(PythonModel):
     """A model that returns a row of predictions for each row of its input.
 
-    The input is rows of features, or uint8 images [n, channel, height, width].
+    The input is rows of features, or uint8 images [n, channel, height, width]. A process answers one request at a
+    time, since threads that share Python's interpreter lock halve the throughput of small requests
+    (results/scale/served.md): for more cores start more processes, by ``mlflow models serve --workers``.
     """
 
     def load_context(self, context: PythonModelContext) -> None:
@@ -27,6 +30,7 @@ class FittedPosterior(PythonModel):
         fit = student, config.get("split", 0), config.get("seed", 0)
         self.schema = json.loads((student / "schema.json").read_text(encoding="utf-8"))
         self.fitted, self.rng = load_predictor(*fit), stored_address(*fit)
+        self.turn = Lock()
 
     def predict(self, context: PythonModelContext, model_input: pd.DataFrame, params: Any = None) -> pd.DataFrame:
         """Return a row of predictions for each row or image of the input.
@@ -36,7 +40,8 @@ class FittedPosterior(PythonModel):
         inputs = given_inputs(model_input, self.schema)
         names = self.schema["classes"] or self.schema["targets"]
         index = model_input.index if isinstance(model_input, pd.DataFrame) else None
-        return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng), index)
+        with self.turn:
+            return pd.DataFrame(summary.predictions(self.fitted, inputs, names, rng=self.rng), index)
 
 
 set_model(FittedPosterior())
