@@ -273,7 +273,7 @@ class LastLayerLearner(Learner):
             yield self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device), shared)
 
     def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
-        parts, layer = list[Gaussian | Categorical](), self.layer if self.exact is None else self.exact
+        parts, layer = list[Any](), self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
             g = self.log_noise_of(features)
             s = None if g is None else (-g / 2).exp()
