@@ -177,7 +177,7 @@ def from_bytes(blob: bytes, origin: str = "checkpoint") -> State:
 
 
 @contextmanager
-def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) -> Iterator[Path]:
+def publish(path: Path, kind: str, *, about: Mapping[str, object] | None = None) -> Iterator[Path]:
     """Yield a temporary folder; on success it becomes ``path``, with its manifest.
 
     Args:
@@ -187,9 +187,9 @@ def publish(path: Path, kind: str, *, about: Mapping[str, Any] | None = None) ->
     """
     with replacing(path) as folder:
         yield folder
-        files = dict[str, Any]()
+        files = dict[str, dict[str, object]]()
         for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-            facts: dict[str, Any] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
+            facts: dict[str, object] = {"bytes": file.stat().st_size, "sha256": sha256(file)}
             files[str(file.relative_to(folder))] = facts
             if file.suffix == ".safetensors":
                 with safetensors.safe_open(file, framework="pt") as stored:

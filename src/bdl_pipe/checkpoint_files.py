@@ -15,7 +15,7 @@ import fcntl
 import os
 import shutil
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Final
 
 from .files import write_bytes
 
@@ -69,7 +69,7 @@ class CheckpointFolder(CheckpointFiles):
         super().__init__(self._folder / identity)
         self._lock: IO[bytes] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_lock": None}
 
     def open(self) -> None:

@@ -158,7 +158,7 @@ def kept(blob: bytes | None, name: str) -> Done | None:
     return None if stored is None else Done(stored[0], stored[1]["seconds"], stored[1]["peak_bytes"])
 
 
-def with_facts(state: State, **facts: Any) -> bytes:
+def with_facts(state: State, **facts: object) -> bytes:
     """Write a state and facts about it, such as its seconds, as bytes."""
     return to_bytes(State(state.tensors, {"state": state.config, **facts}))
 

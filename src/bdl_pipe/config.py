@@ -57,12 +57,12 @@ def read(cls: type[T], mapping: object, path: str) -> T:
         raise ConfigError(f"{path}.{error.path}", error.rule, error.value) from None
 
 
-def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any]:
+def merge(base: Mapping[str, object], override: Mapping[str, object]) -> dict[str, Any]:
     """Overlay ``override`` on ``base``, section by section; a list or a number is replaced as a whole.
 
     A section that names another variant (its key ``name`` differs) also replaces the old one as a whole.
     """
-    merged = dict(base)
+    merged: dict[str, Any] = dict(base)
     for key, value in override.items():
         old = merged.get(key)
         if isinstance(old, Mapping) and isinstance(value, Mapping) and same_variant(old, value):
@@ -72,7 +72,7 @@ def merge(base: Mapping[Any, Any], override: Mapping[Any, Any]) -> dict[Any, Any
     return merged
 
 
-def same_variant(old: Mapping[Any, Any], new: Mapping[Any, Any]) -> bool:
+def same_variant(old: Mapping[str, object], new: Mapping[str, object]) -> bool:
     """Return whether two sections have the same variant: ``new`` has the ``name`` of ``old`` or none."""
     return bool(new.get("name", old.get("name")) == old.get("name"))
 
@@ -83,7 +83,7 @@ def to_mapping(config: Any) -> dict[str, Any]:
     return {f.name: _plain(value) for f, value in values if "later" not in f.metadata or value != f.default}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value):
         return to_mapping(value)
     if isinstance(value, Mapping):
@@ -106,7 +106,7 @@ def nearest(key: object, known: Iterable[str]) -> str:
 _WORDS: Final = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def _value(hint: Any, value: Any, path: str) -> Any:
+def _value(hint: Any, value: object, path: str) -> Any:
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
         return _union(get_args(hint), value, path)
@@ -134,12 +134,12 @@ def _value(hint: Any, value: Any, path: str) -> Any:
     if type(value) is not hint:
         hold = " (write 1.0e-3 rather than 1e-3)" if hint is float and isinstance(value, str) else ""
         raise ConfigError(path, f"must be {_WORDS.get(hint, hint)}{hold}", value)
-    if hint is float and not math.isfinite(value):
+    if isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(path, "must be finite", value)
     return value
 
 
-def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
+def _union(options: tuple[Any, ...], value: object, path: str) -> Any:
     if value is None and type(None) in options:
         return None
     rest = [o for o in options if o is not type(None)]
@@ -161,7 +161,7 @@ def _union(options: tuple[Any, ...], value: Any, path: str) -> Any:
     raise ConfigError(path, f"must be {' or '.join(getattr(o, '__name__', str(o)) for o in rest)}", value)
 
 
-def variant(named: Mapping[str, type[T]], value: Any, path: str) -> T:
+def variant(named: Mapping[str, type[T]], value: object, path: str) -> T:
     """Read ``value`` as the dataclass that its key ``name`` chooses.
 
     Raises:

@@ -13,7 +13,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from . import config as configs
 from .artifacts import State
@@ -31,6 +31,7 @@ RATE_SHARE: Final = "rate_share"  # key of the factor of the rates, in the confi
 _RATES: Final = frozenset({"lr", "label_lr", "step_size"})
 _ATTEMPT: Final = "attempt"
 _FACTORS: Final = ("value", "a", "rate")  # fields of schedules of step sizes
+C = TypeVar("C")  # a frozen dataclass of hyperparameters
 FittedRuns = dict[str, tuple[list[State], float]]  # :func:`address` of a run -> its seeds' states, and its seconds
 
 
@@ -46,7 +47,7 @@ class Run:
     kind: Kind
     key: str
     method: Method
-    config: Any
+    config: object
     seeds: int
     sources: Mapping[Kind, str]
 
@@ -83,14 +84,14 @@ class Fits:
     """
 
     fit: Fit | FitMany
-    config: Any
+    config: object
     seeds: tuple[SeedFit, ...]
 
     def states(self, report: Report) -> list[State]:
         """Fit the seeds, at smaller rates if they diverge, as :func:`retried`."""
         return retried(self.once, self.config, report)
 
-    def once(self, config: Any, report: Report) -> list[State]:
+    def once(self, config: object, report: Report) -> list[State]:
         """Fit the seeds with ``config``.
 
         Raises:
@@ -123,7 +124,7 @@ def seeds_of(
     return fits
 
 
-def grouped(stage: StageSpec, config: Any, seeds: Sequence[SeedFit], data: Iterable[FitData]) -> list[Fits]:
+def grouped(stage: StageSpec, config: object, seeds: Sequence[SeedFit], data: Iterable[FitData]) -> list[Fits]:
     """Divide seeds into calls: a method that can fit several at once does so on tables, ``GROUP_SIZE`` at a time.
 
     Args:
@@ -176,7 +177,7 @@ def _stored(state: State) -> State:
     return State(tensors, json.loads(json.dumps(state.config)))
 
 
-def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Report) -> list[State]:
+def retried(fit: Callable[[C, Report], list[State]], config: C, report: Report) -> list[State]:
     """Fit; if the fit diverges, repeat it with the rates times ``FACTOR``, up to ``ATTEMPTS`` attempts.
 
     The states equal the states of a fit with the smaller rates; their config then has the key ``RATE_SHARE``.
@@ -203,7 +204,7 @@ def retried(fit: Callable[[Any, Report], list[State]], config: Any, report: Repo
     raise AssertionError(first)
 
 
-def slower(config: Any, share: float) -> Any:
+def slower(config: C, share: float) -> C:
     """Return the config with all of its rates times ``share``; a config without rates is returned unchanged."""
     if share == 1 or not dataclasses.is_dataclass(config) or isinstance(config, type):
         return config

@@ -127,7 +127,9 @@ def fan_in(rule: FanIn, number: int, count: int, seeds: int = 1) -> Sequence[int
     return [number if rule == "one_to_one" else number % count]
 
 
-def _one_of_many(fit_many: FitMany, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
+def _one_of_many(
+    fit_many: FitMany, data: FitData, inputs: Inputs, config: object, *, rng: Seed, report: Report
+) -> State:
     (state,) = fit_many([data], [inputs], config, rngs=[rng], report=report)
     return state
 
@@ -198,7 +200,7 @@ class ModelFit:
     precision: float | None = None
     points: Mapping[str, None] | None = None
     snapshots: int = 1
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
     draws: int = 20
 
     @property
@@ -211,7 +213,7 @@ class ModelFit:
         """Return the number of steps of all epochs."""
         return (self.epochs or 1) * self.steps_per_epoch
 
-    def training(self, lr: float, **optimiser: Any) -> Section:
+    def training(self, lr: float, **optimiser: object) -> Section:
         """Return the section ``training``, with the user's learning rate or else the method's rate ``lr``."""
         rule = {"name": "adamw", "lr": self.lr or lr, "schedule": "cosine", "weight_decay": 0.01, "grad_clip_norm": 1.0}
         return {"epochs": self.epochs or 1, "batch": self.batch, "optimiser": {**rule, **optimiser}}

@@ -7,7 +7,7 @@ Regression posteriors predict in *standardised* units; ``Predictor`` converts to
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, final
 
 import numpy as np
 import torch
@@ -165,11 +165,11 @@ class Predictor:
         self.posterior, self.transform, self.classes = posterior, transform, classes
         self.recalibration = recalibration
 
-    def predict(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
+    def predict(self, raw: np.ndarray | Tensor, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
         """Predict raw rows; for regression, see :meth:`final`."""
         return self.final(self.transformed(raw, rng=rng, device=device))
 
-    def transformed(self, raw: Any, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
+    def transformed(self, raw: np.ndarray | Tensor, *, rng: Seed, device: torch.device | str = "cpu") -> Predictive:
         """Predict raw rows in the units of the transformed targets, before any recalibration."""
         return self.posterior.predict(self.transform.inputs(raw, device), rng=rng)
 

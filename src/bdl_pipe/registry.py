@@ -7,7 +7,7 @@ that its own entry imports and on no other entry, so that adding a method leaves
 import importlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from . import plugins
 from .errors import ArtifactError, short
@@ -209,7 +209,7 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     return Predictor(posterior_of(artifact.state(name), device), transform, classes, recalibration)
 
 
-def load_plugins_of(path: Path, about: Mapping[str, Any]) -> None:
+def load_plugins_of(path: Path, about: Mapping[str, object]) -> None:
     """Import the plugins that an artifact was made with. A plugin that is loaded from another path is accepted.
 
     Args:
@@ -219,7 +219,7 @@ def load_plugins_of(path: Path, about: Mapping[str, Any]) -> None:
     Raises:
         ArtifactError: a plugin cannot be imported.
     """
-    names: Any = about.get("plugins", ())
+    names = about.get("plugins", ())
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ArtifactError(f"{path}: plugins must be a list of names, got {short(names)}; make it again")
     for name in names:

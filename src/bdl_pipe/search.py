@@ -32,7 +32,7 @@ DIVERGED: Final = 1e9  # A sample that diverged has a finite score, because opti
 Sampled = Mapping[str, Any]  # dotted key of the method's config -> value
 
 
-def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
+def sampled_config(method: Method, present: object, sampled: Sampled) -> object:
     """Return a method's config ``present`` with the hyperparameters ``sampled`` in place of its own.
 
     Raises:
@@ -42,11 +42,11 @@ def sampled_config(method: Method, present: Any, sampled: Sampled) -> Any:
     return config.read(method.config, merged, f"methods.{method.name}")
 
 
-def hyperparameters(method: Method, present: Any) -> dict[str, Any] | None:
+def hyperparameters(method: Method, present: object) -> dict[str, int | float] | None:
     """Return the values of the searched keys in a config of the method; None if a value is outside the space."""
-    values, sampled = config.to_mapping(present), dict[str, Any]()
+    values, sampled = config.to_mapping(present), dict[str, int | float]()
     for key, (low, high, scale) in method.search.items():
-        value: Any = reduce(getitem, key.split("."), values)
+        value: object = reduce(getitem, key.split("."), values)
         if not isinstance(value, int | float) or not low <= value <= high:  # null, or a rule such as validation
             return None
         sampled[key] = value if scale == "integer" else float(value)

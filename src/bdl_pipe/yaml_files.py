@@ -38,7 +38,7 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
     return loaded
 
 
-def write_yaml(value: Mapping[str, Any]) -> str:
+def write_yaml(value: Mapping[str, object]) -> str:
     """Write a mapping in its order; a text that YAML 1.1 or 1.2 would read as another type is quoted."""
     return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
 
@@ -70,7 +70,7 @@ for _name, (_form, _starts) in _SCALARS.items():
         _class.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(rf"(?:{_form})$"), list(_starts))
 
 
-def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
+def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[object, object]:
     seen = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):

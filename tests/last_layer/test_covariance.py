@@ -7,8 +7,9 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
-from bdl_pipe.last_layer import covariance as module
-from bdl_pipe.last_layer.covariance import Covariance, gaussian_kl
+from bdl_pipe.last_layer.layer import gaussian_kl
+from bdl_pipe.networks import covariance as module
+from bdl_pipe.networks.covariance import Covariance
 
 from .cases import FORMS, draw, perturbed
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from torch.func import grad, vmap
 
 from bdl_pipe.last_layer import Discriminative, Regression
-from bdl_pipe.last_layer.fused import DenseLoss, DiagonalLoss, FusedLoss
+from bdl_pipe.last_layer.discriminative import DiagonalLoss
+from bdl_pipe.last_layer.layer import FusedLoss
+from bdl_pipe.last_layer.regression import DenseLoss
 
 from .cases import draw, perturbed
 

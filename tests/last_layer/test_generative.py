@@ -10,7 +10,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from bdl_pipe.last_layer import Generative
-from bdl_pipe.last_layer.densities import Refit, log_densities
+from bdl_pipe.last_layer.generative import Refit
+from bdl_pipe.networks.last_layer import log_densities
 from bdl_pipe.seeds import Seed
 
 from .generative_cases import CLASSES, COUNTS, ROWS, WIDTH, draws, make, mixture, parts

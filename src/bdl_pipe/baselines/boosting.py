@@ -102,7 +102,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
-    about: dict[str, Any] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
+    about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
@@ -167,7 +167,7 @@ class _Folds:
     def _model(self, loss: str, level: float | None, rounds: int, stop: bool = False) -> Any:
         from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "learning_rate": self.config.learning_rate,
             "max_iter": rounds,
             "max_leaf_nodes": self.config.leaves,

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from sklearn.utils.validation import check_is_fitted
 from .. import config, offers
 from ..data.config import DatasetConfig
 from ..data.split_rows import schema
+from ..data.tables.columns import ColumnKind
 from ..errors import ArtifactError, require, short
 from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
@@ -22,7 +23,7 @@ from ..recalibration import Recalibration
 from ..seeds import own_settings
 from .fitted import Fitted, fit_parts, place_of, warn_of_few
 from .given import TakesRows
-from .plan import DATASET, about, check_parameters, known, plan, root_of
+from .plan import DATASET, RandomState, about, check_parameters, known, plan, root_of
 from .targets import sample
 
 T = TypeVar("T", bound="BayesianEstimator")
@@ -56,19 +57,19 @@ class BayesianEstimator(TakesRows):
 
     def __init__(
         self,
-        method: Any,
+        method: str,
         *,
-        override: Any = None,
-        made_from: Any = None,
-        upstream: Any = None,
-        columns: Any = None,
-        conformal: Any = None,
-        groups: Any = None,
-        pace: Any = 1.0,
-        minutes: Any = None,
-        random_state: Any = None,
-        device: Any = "cpu",
-        threads: Any = 1,
+        override: Mapping[str, object] | None = None,
+        made_from: str | None = None,
+        upstream: Mapping[str, Mapping[str, object]] | None = None,
+        columns: Mapping[str, ColumnKind] | None = None,
+        conformal: Literal["split", "cross"] | None = None,
+        groups: str | int | None = None,
+        pace: float = 1.0,
+        minutes: float | None = None,
+        random_state: RandomState = None,
+        device: str = "cpu",
+        threads: int | None = 1,
     ) -> None:
         """Store the parameters unchanged; ``fit`` checks them, as in scikit-learn's estimators."""
         self.method = method
@@ -99,7 +100,7 @@ class BayesianEstimator(TakesRows):
         super().set_params(**params)
         return self
 
-    def _fit(self, x: Any, y: Any, fitted: dict[int, FittedRuns] | None = None) -> None:
+    def _fit(self, x: object, y: object, fitted: dict[int, FittedRuns] | None = None) -> None:
         """Fit the method; an estimator whose fit fails stays as it was.
 
         Args:
@@ -112,7 +113,7 @@ class BayesianEstimator(TakesRows):
             self.__dict__ = before
             raise
 
-    def _fit_rows(self, x: Any, y: Any, fitted: dict[int, FittedRuns]) -> None:
+    def _fit_rows(self, x: object, y: object, fitted: dict[int, FittedRuns]) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         check_parameters(self)
@@ -146,14 +147,14 @@ class BayesianEstimator(TakesRows):
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
 
-    def _batches(self, x: Any) -> Iterator[tuple[slice, Predictive]]:
+    def _batches(self, x: object) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of new rows, in the targets' own units."""
         rows = self._rows(x)
         with own_settings(self.threads), torch.no_grad():
             for at, predictive in self.fitted_.batches(rows):
                 yield at, self.fitted_.predictor().final(predictive)
 
-    def predict_dist(self, X: Any) -> Predictive:
+    def predict_dist(self, X: object) -> Predictive:
         """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
 
         Raises:
@@ -165,7 +166,7 @@ class BayesianEstimator(TakesRows):
             fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
             return fitted.predict(rows, rng=address, device=self.device)
 
-    def joint(self, X: Any, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
+    def joint(self, X: object, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
         """Return the joint distribution of the targets of several rows, which share a function.
 
         Args:
@@ -214,7 +215,7 @@ class BayesianEstimator(TakesRows):
         estimator._set_facts(entries["fitted"])
         return estimator
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         names = getattr(self, "feature_names_in_", None)
         return {
             "n_features_in_": int(self.n_features_in_),
@@ -229,7 +230,7 @@ class BayesianEstimator(TakesRows):
         if facts["feature_names_in_"] is not None:
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
 
-    def _calibrated(self, x: Any, level: float) -> tuple[np.ndarray, list[int], list[Recalibration]]:
+    def _calibrated(self, x: object, level: float) -> tuple[np.ndarray, list[int], list[Recalibration]]:
         """Return new rows, and the numbers of the fits that have left-out rows with what is learnt from these rows.
 
         They are the split fit, or the fits of cross-conformal.
@@ -255,7 +256,7 @@ class BayesianEstimator(TakesRows):
             for many in zip(*(self.fitted_.batches(rows, i, batch) for i in numbers), strict=True):
                 yield rows[many[0][0]], [predictive for _, predictive in many]
 
-    def _samples(self, x: Any, draws: int) -> np.ndarray:
+    def _samples(self, x: object, draws: int) -> np.ndarray:
         """Draw the targets of each row independently, as :func:`.targets.sample`."""
         require(draws > 0, "draws", "must be > 0", draws)
         check_is_fitted(self, "fitted_")

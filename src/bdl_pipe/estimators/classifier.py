@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
 
 from ..conformal import class_sets, likely_classes
@@ -32,7 +33,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             :class:`.regressor.BayesianRegressor`.
     """
 
-    def fit(self, X: Any, y: Any) -> "BayesianClassifier":
+    def fit(self, X: object, y: object) -> "BayesianClassifier":
         """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
 
         Raises:
@@ -42,7 +43,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         self._fit(X, y)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """Return the most probable class of each row [n].
 
         Raises:
@@ -51,7 +52,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         places = self.predict_proba(X).argmax(axis=1)  # before the classes, which only a fitted estimator has
         return self.classes_[places]
 
-    def predict_proba(self, X: Any) -> np.ndarray:
+    def predict_proba(self, X: object) -> np.ndarray:
         """Return the class probabilities, float64 [n, class]; each row sums to 1.
 
         Raises:
@@ -60,7 +61,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         probs = np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)])
         return probs / probs.sum(axis=1, keepdims=True)
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: object, y: object, sample_weight: ArrayLike | None = None) -> float:
         """Return the share of rows whose most probable class is ``y``; labels may have any type that ``fit`` takes.
 
         Raises:
@@ -69,7 +70,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         given.warn_of_another_order(X, y)
         return float(super().score(X, labels_of(y), sample_weight))
 
-    def predict_set(self, X: Any, level: float = 0.9, *, conformal: bool = False) -> np.ndarray:
+    def predict_set(self, X: object, level: float = 0.9, *, conformal: bool = False) -> np.ndarray:
         """Return each row's set of classes, bool [n, class].
 
         Args:
@@ -90,7 +91,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             return np.concatenate([class_sets(of_parts, learnt, level, at).cpu().numpy() for at, of_parts in batches])
         return np.concatenate([likely_classes(p, level).numpy() for _, p in self._batches(X)])
 
-    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
+    def sample(self, X: object, draws: int = 1) -> np.ndarray:
         """Draw a class for each row independently [draw, n]; every call returns the same draws.
 
         Raises:
@@ -99,7 +100,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         numbers = self._samples(X, draws)  # before the names, which only a fitted estimator has
         return self.classes_[numbers]
 
-    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+    def log_prob(self, X: object, y: object) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm, float64 [n].
 
         Raises:
@@ -110,7 +111,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         places = torch.tensor(self._places(y, len(predictive.mean)), device=predictive.mean.device)
         return predictive.log_prob(places).double().cpu().numpy()
 
-    def _places(self, y: Any, rows: int) -> np.ndarray:
+    def _places(self, y: object, rows: int) -> np.ndarray:
         """Return the indices of labels among the classes.
 
         Raises:
@@ -124,11 +125,11 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
                 raise DataError(f"y: must be classes of fit, got {short(label)} in row {row}")
         return np.array([places[label] for label in labels.tolist()], np.int64)
 
-    def _targets(self, y: Any, rows: int) -> Targets:
+    def _targets(self, y: object, rows: int) -> Targets:
         self.classes_, labels = classes_of(y, rows)
         return Targets(labels, tuple(map(str, self.classes_.tolist())))
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         kind = "O" if self.classes_.dtype.kind == "O" else self.classes_.dtype.str
         return {**super()._facts(), "classes_": self.classes_.tolist(), "classes_dtype": kind}
 

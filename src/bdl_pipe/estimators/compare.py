@@ -1,6 +1,6 @@
 """Fit and score several methods on the same folds, in this process."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import numpy as np
@@ -20,7 +20,7 @@ from ..seeds import Seed, own_settings
 from . import given
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
-from .plan import DATASET, root_of
+from .plan import DATASET, RandomState, root_of
 from .regressor import BayesianRegressor
 from .targets import targets_of, values_of, without_masks
 
@@ -29,13 +29,13 @@ _LEVELS: Final = np.linspace(0.05, 0.95, 19)
 
 
 def compare(
-    X: Any,
-    y: Any,
+    X: object,
+    y: object,
     methods: "Sequence[str | Estimator] | Mapping[str, str | Estimator]",
     *,
-    cv: Any = 5,
+    cv: object = 5,
     task: str | None = None,
-    random_state: Any = None,
+    random_state: RandomState = None,
     **params: Any,
 ) -> Comparison:
     """Compare methods by cross-validation: each is fitted and scored on the same folds.
@@ -60,14 +60,14 @@ def compare(
     require(task in (None, "classification", "regression"), "task", "must be classification, regression or None", task)
     chosen = cast(Task, task) if task else _task(y)
     kind = BayesianClassifier if chosen == "classification" else BayesianRegressor
-    estimators = dict[str, Any]()
+    estimators = dict[str, Estimator]()
     for name, of in named.items():
         estimators[name] = kind(of, random_state=random_state, **params) if isinstance(of, str) else clone(of)
     for name, estimator in estimators.items():
         rule = f"must be a name or a {kind.__name__}"
         require(isinstance(estimator, kind), f"methods.{name}", rule, short(estimator))
     x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
-    folds = list(_folds(x, y, cv, chosen, random_state))
+    folds = list(_folds(x.shape[0], y, cv, chosen, random_state))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     figures, drawn = {name: list[Score]() for name in estimators}, Seed(root_of(random_state)).fold("scores")
     stated = {name: list[np.ndarray]() for name in estimators}
@@ -86,7 +86,7 @@ def compare(
     return Comparison(chosen, tables, {name: _line(parts, chosen) for name, parts in stated.items()}, ratio)
 
 
-def _named(methods: Any) -> dict[str, Any]:
+def _named(methods: "Sequence[str | Estimator] | Mapping[str, str | Estimator]") -> dict[str, str | Estimator]:
     if isinstance(methods, Mapping):
         named = dict(methods)
     else:
@@ -100,24 +100,28 @@ def _named(methods: Any) -> dict[str, Any]:
     return named
 
 
-def _task(y: Any) -> Task:
+def _task(y: object) -> Task:
     """Choose the task from the targets, as ``add`` does."""
     values = values_of(y)
     table = given.table_of(values.reshape(len(values), -1), [f"y{i}" for i in range(values[0].size)])
     return task_of([Cells.of(table, name, "y") for name in table.column_names])
 
 
-def _folds(x: Any, y: Any, cv: Any, task: Task, random_state: Any) -> Any:
+def _folds(
+    rows: int, y: object, cv: object, task: Task, random_state: RandomState
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if isinstance(cv, int) and not isinstance(cv, bool):
         require(cv > 1, "cv", "must be at least 2 folds", cv)
         state = Seed(root_of(random_state)).fold("folds").integer() % 2**32
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
     labels = values_of(y)
-    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((x.shape[0], 1)), labels)
+    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
 
 
-def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
+def _scored(
+    model: Estimator, x: object, y: object, drawn: Seed
+) -> tuple[dict[Quantity, tuple[float, int]], np.ndarray]:
     """Score a fitted model on test rows; also return the data of its reliability line.
 
     Args:
@@ -125,7 +129,7 @@ def _scored(model: Any, x: Any, y: Any, drawn: Seed) -> tuple[dict[Quantity, tup
     """
     rows, fitted = model._rows(x), model.fitted_
     classes = isinstance(model, BayesianClassifier)
-    targets = model._places(y, len(rows)) if classes else targets_of(y, len(rows))[0]
+    targets = model._places(y, len(rows)) if isinstance(model, BayesianClassifier) else targets_of(y, len(rows))[0]
     with own_settings(model.threads):
         predictor, test, settings = fitted.predictor(), Examples(rows, targets), evaluation.USUAL
         at = (fitted.address(), model.device)

@@ -76,7 +76,7 @@ class Fitted:
     device: str = "cpu"
     _ready: dict[int, Predictor] = field(default_factory=dict, repr=False)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the fields without the posteriors, which are rebuilt from the states."""
         return {**{k: v for k, v in self.__dict__.items() if k != "columns"}, "_ready": {}}
 
@@ -113,7 +113,7 @@ class Fitted:
         """Yield the predictive of each batch of raw rows, in transformed units."""
         return self.predictor(part).transformed_batches(rows, batch, rng=self.address(part), device=self.device)
 
-    def save(self, path: Path, estimator: Mapping[str, Any]) -> None:
+    def save(self, path: Path, estimator: Mapping[str, object]) -> None:
         """Write the artifact.
 
         Args:
@@ -207,7 +207,7 @@ def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
     return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]
 
 
-def place_of(groups: Any, columns: Sequence[Column], names: Sequence[str], *, classes: bool) -> int | None:
+def place_of(groups: str | int | None, columns: Sequence[Column], names: Sequence[str], *, classes: bool) -> int | None:
     """Return the place of the column of groups among the columns of the fit; ``OF_CLASSES``, or None for one group.
 
     Args:
@@ -226,7 +226,7 @@ def place_of(groups: Any, columns: Sequence[Column], names: Sequence[str], *, cl
         require(_CLASS not in features, "groups", "must not be class if X has a column class: rename it", groups)
         return OF_CLASSES
     number = isinstance(groups, int | np.integer) and not isinstance(groups, bool) and 0 <= groups < len(names)
-    name = names[groups] if number else clean(str(groups))
+    name = names[int(groups)] if number else clean(str(groups))
     rule = f"must be a column of X that the fit uses ({listed(features)}), or class with BayesianClassifier"
     require(name in features, "groups", rule, groups)
     return features.index(name)

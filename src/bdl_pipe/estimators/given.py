@@ -33,7 +33,7 @@ _AS_IT_IS: Final[dict[str, Any]] = {"dtype": None, "ensure_all_finite": False, "
 _ARROW_UNITS: Final = ("s", "ms", "us", "ns")
 
 
-def is_frame(x: Any) -> bool:
+def is_frame(x: object) -> bool:
     """Return True for frames of pandas and polars, Arrow tables, objects with Arrow's column interface, and NumPy's
     arrays with named fields."""
     fields = isinstance(x, np.ndarray) and x.dtype.names is not None
@@ -59,7 +59,7 @@ def as_table(x: Any) -> Any:
     raise DataError(f"{ORIGIN}: must be a frame of columns, got one column ({what}); pass {cure}")
 
 
-def warn_of_another_order(x: Any, y: Any, level: int = 3) -> None:
+def warn_of_another_order(x: object, y: object, level: int = 3) -> None:
     """Warn if rows and targets of pandas have one index in two orders.
 
     Args:
@@ -215,10 +215,10 @@ class TakesRows(BaseEstimator):
         fitted_: the fit, whose form new rows must have.
     """
 
-    columns: Any
+    columns: Mapping[str, ColumnKind] | None
     fitted_: Fitted
 
-    def _profile(self, x: Any, y: Any) -> tuple[Profile, list[str]]:
+    def _profile(self, x: Any, y: object) -> tuple[Profile, list[str]]:
         """Return the description of the rows, and the names of all columns of a table."""
         warn_of_another_order(x, y, 6)
         x, named = self._validated(x, reset=True, ensure_min_samples=FEWEST_ROWS)
@@ -231,7 +231,7 @@ class TakesRows(BaseEstimator):
         targets = self._targets(y, table.num_rows)
         return table_profile(table, targets, kinds, numbers=numbers), table.column_names
 
-    def _validated(self, x: Any, **rules: Any) -> tuple[Any, bool]:
+    def _validated(self, x: object, **rules: Any) -> tuple[Any, bool]:
         """Return ``X`` as a frame or an array, after scikit-learn's checks, and whether it is a frame."""
         x = without_masks(x)
         if not is_frame(x):
@@ -240,10 +240,10 @@ class TakesRows(BaseEstimator):
         validate_data(self, x, reset=rules["reset"], skip_check_array=True)
         return x, True
 
-    def _targets(self, y: Any, rows: int) -> Targets:
+    def _targets(self, y: object, rows: int) -> Targets:
         raise NotImplementedError
 
-    def _image_targets(self, y: Any, rows: int) -> Targets:
+    def _image_targets(self, y: object, rows: int) -> Targets:
         return self._targets(y, rows)
 
     def _rows(self, x: Any) -> np.ndarray:

@@ -9,10 +9,11 @@ import difflib
 import json
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, get_args
+from typing import Final, get_args
 
 import numpy as np
 import torch
+from sklearn.base import BaseEstimator
 
 from .. import config
 from ..data.examples import Task
@@ -29,15 +30,16 @@ DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
 _KINDS: Final = get_args(Kind)
 _ROOTS: Final = 2**31 - 1
+RandomState = int | np.random.RandomState | np.random.Generator | None  # a root seed, or what draws it; None is 0
 
 
 def plan(
     name: str,
     size: Size,
     *,
-    override: Mapping[str, Any] | None = None,
+    override: Mapping[str, object] | None = None,
     made_from: str | None = None,
-    upstream: Mapping[str, Mapping[str, Any]] | None = None,
+    upstream: Mapping[str, Mapping[str, object]] | None = None,
 ) -> list[Run]:
     """List the runs of a method in the order in which they are fitted; the last one is the posterior's.
 
@@ -79,7 +81,7 @@ def known(name: str, task: Task) -> Method:
     return method
 
 
-def about(runs: Sequence[Run], method: str, seed: int) -> dict[str, Any]:
+def about(runs: Sequence[Run], method: str, seed: int) -> dict[str, object]:
     """Return the facts of a fit's manifest, with the plugins that define a part of the runs' configs."""
     modules = {module for run in runs for module in _modules(run.config)}
     plugins = [plugin.name for plugin in loaded() if any(plugin.owns(module) for module in modules)]
@@ -94,14 +96,14 @@ def about(runs: Sequence[Run], method: str, seed: int) -> dict[str, Any]:
     }
 
 
-def _modules(value: Any) -> Iterator[str]:
+def _modules(value: object) -> Iterator[str]:
     if dataclasses.is_dataclass(value):
         yield type(value).__module__
         for field in dataclasses.fields(value):
             yield from _modules(getattr(value, field.name))
 
 
-def check_parameters(estimator: Any) -> None:
+def check_parameters(estimator: BaseEstimator) -> None:
     """Check the parameters of an estimator that are not checked where they are used.
 
     Raises:
@@ -129,7 +131,7 @@ def check_parameters(estimator: Any) -> None:
         require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
 
 
-def root_of(random_state: Any) -> int:
+def root_of(random_state: RandomState) -> int:
     """Return the root seed from ``random_state``; see :class:`.base.BayesianEstimator`.
 
     Raises:
@@ -148,7 +150,12 @@ def root_of(random_state: Any) -> int:
 
 
 def _runs(
-    method: Method, kind: Kind, size: Size, override: Section, made_from: str | None, changes: dict[str, Any]
+    method: Method,
+    kind: Kind,
+    size: Size,
+    override: Mapping[str, object],
+    made_from: str | None,
+    changes: dict[str, Mapping[str, object]],
 ) -> list[Run]:
     """List the upstream runs of a run of ``method``, and then the run itself."""
     stage, default = method.stages[kind], method.default
@@ -162,7 +169,7 @@ def _runs(
     return [*above, _run(kind, method.name, method, config.merge(_section(method, size, last), override), 1, last)]
 
 
-def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Any]) -> list[Run]:
+def _upstream(name: str, stage: StageSpec, size: Size, changes: dict[str, Mapping[str, object]]) -> list[Run]:
     """List the run of the upstream key or method ``name``, after the runs that it needs."""
     override = changes.pop(name, {})
     method = next((m for m in METHODS.values() if name in m.upstream), None)
@@ -210,7 +217,7 @@ _SHARED: Final = frozenset({"network", "rho", "gamma", "feature_scale"})  # a po
 
 
 def _run(kind: Kind, key: str, method: Method, merged: Section, seeds: int, above: Run | None) -> Run:
-    typed: Any = config.read(method.config, merged, f"methods.{method.name}")
+    typed: object = config.read(method.config, merged, f"methods.{method.name}")
     run = Run(kind, f"{DATASET}-{key}", method, typed, seeds, {} if above is None else {above.kind: above.key})
     if run.stage.validate_sources is not None:
         run.stage.validate_sources(typed, {} if above is None else {above.kind: above.config})

@@ -9,6 +9,7 @@ from typing import Any, final
 
 import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from sklearn.base import RegressorMixin
 
 from ..conformal import intervals
@@ -36,7 +37,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             saved and loaded.
     """
 
-    def fit(self, X: Any, y: Any) -> "BayesianRegressor":
+    def fit(self, X: object, y: object) -> "BayesianRegressor":
         """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
 
         Raises:
@@ -46,7 +47,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         self._fit(X, y)
         return self
 
-    def predict(self, X: Any) -> np.ndarray:
+    def predict(self, X: object) -> np.ndarray:
         """Return the predictive's mean [n], or [n, output] if ``y`` had two dimensions, float64.
 
         Raises:
@@ -54,7 +55,9 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         """
         return self._shaped(np.concatenate([p.mean.double().cpu().numpy() for _, p in self._batches(X)]))
 
-    def predict_interval(self, X: Any, level: float = 0.9, *, conformal: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    def predict_interval(
+        self, X: object, level: float = 0.9, *, conformal: bool = False
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the ends of the central intervals of probability ``level``, each of the shape of :meth:`predict`.
 
         Args:
@@ -69,7 +72,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
                 calibration rows or too few for the level.
         """
         require(0 < level < 1, "level", "must be in (0, 1)", level)
-        ends: list[Any]
+        ends: list[torch.Tensor | list[torch.Tensor]]
         if conformal:
             rows, numbers, learnt = self._calibrated(X, level)
             units = [self.fitted_.predictor(i).transform.own_units for i in numbers]
@@ -83,7 +86,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         low, high = (np.concatenate([pair[i].double().numpy() for pair in ends]) for i in (0, 1))
         return self._shaped(low), self._shaped(high)
 
-    def sample(self, X: Any, draws: int = 1) -> np.ndarray:
+    def sample(self, X: object, draws: int = 1) -> np.ndarray:
         """Draw each row's targets independently, float64 [draw, n] or [draw, n, output]; all calls return equal draws.
 
         Raises:
@@ -92,7 +95,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         values = self._samples(X, draws)
         return values[:, :, 0] if self._flat else values
 
-    def score(self, X: Any, y: Any, sample_weight: Any = None) -> float:
+    def score(self, X: object, y: object, sample_weight: ArrayLike | None = None) -> float:
         """Return R² of the means, as scikit-learn's regressors do.
 
         Raises:
@@ -101,7 +104,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         given.warn_of_another_order(X, y)
         return float(super().score(X, y, sample_weight))
 
-    def log_prob(self, X: Any, y: Any) -> np.ndarray:
+    def log_prob(self, X: object, y: object) -> np.ndarray:
         """Return log p(y | x) of each row, natural logarithm of a density in the targets' own units, float64 [n].
 
         Raises:
@@ -114,18 +117,18 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
         require(targets.shape[1] == outputs, "y", f"must have {outputs} outputs, as in fit", targets.shape[1])
         return predictive.log_prob(torch.tensor(targets, device=predictive.mean.device)).double().cpu().numpy()
 
-    def _targets(self, y: Any, rows: int) -> Targets:
+    def _targets(self, y: object, rows: int) -> Targets:
         values, dimensions = targets_of(y, rows)
         self._flat = dimensions == 1
         return Targets(values)
 
-    def _image_targets(self, y: Any, rows: int) -> Targets:
+    def _image_targets(self, y: object, rows: int) -> Targets:
         raise ValueError("X: must be rows of columns: images have classes, for BayesianClassifier, got images")
 
     def _shaped(self, values: np.ndarray) -> np.ndarray:
         return values[:, 0] if self._flat else values
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> dict[str, object]:
         return {**super()._facts(), "flat": self._flat}
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:

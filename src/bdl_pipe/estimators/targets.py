@@ -37,7 +37,7 @@ class Targets:
         return "classification" if self.values.ndim == 1 else "regression"
 
 
-def without_masks(values: Any) -> Any:
+def without_masks(values: object) -> Any:
     """Return a masked array of NumPy as an array with gaps, a tensor as an array, and anything else unchanged."""
     if isinstance(values, torch.Tensor):  # NumPy takes none that needs a gradient, and none of bfloat16
         values = values.detach().cpu()
@@ -51,7 +51,7 @@ def without_masks(values: Any) -> Any:
     return np.ma.filled(values.astype(object), None)
 
 
-def values_of(y: Any) -> np.ndarray:
+def values_of(y: object) -> np.ndarray:
     """Return targets of pandas, polars, Arrow or NumPy as an array; masked ones become gaps."""
     if isinstance(y, pa.Array):
         y = pa.chunked_array([y])
@@ -61,7 +61,7 @@ def values_of(y: Any) -> np.ndarray:
     return np.array(values.tolist()) if values.dtype.kind == "T" else values
 
 
-def targets_of(y: Any, rows: int) -> tuple[np.ndarray, int]:
+def targets_of(y: object, rows: int) -> tuple[np.ndarray, int]:
     """Return targets of regression float64 [n, output], and their original number of dimensions.
 
     Raises:
@@ -88,7 +88,7 @@ def targets_of(y: Any, rows: int) -> tuple[np.ndarray, int]:
     return numbers, values.ndim
 
 
-def classes_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def classes_of(y: object, rows: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sorted classes, in their own type, and the index of each row's class among them, int64 [n].
 
     Raises:
@@ -108,7 +108,7 @@ def classes_of(y: Any, rows: int) -> tuple[np.ndarray, np.ndarray]:
     return classes, labels.astype(np.int64)
 
 
-def labels_of(y: Any) -> np.ndarray:
+def labels_of(y: object) -> np.ndarray:
     """Return labels as an array; Python's objects get the type that they share.
 
     Raises:
@@ -134,7 +134,7 @@ def labels_of(y: Any) -> np.ndarray:
     return labels
 
 
-def is_gap(value: Any) -> bool:
+def is_gap(value: object) -> bool:
     try:
         return value is None or bool(value != value)
     except TypeError:  # pandas.NA raises it

@@ -13,54 +13,63 @@ and S[k] are diagonal, as in the paper. Deviations:
   for each dimension: IG(ν/2, M/2). For the weight of eq. 65 with N = h, pass ν + h − 1 for ν.
 - Eq. 55 has log E[ρ_y] instead of the ELBO's E[log ρ_y], which is smaller: theorem 3 bounds the
   likelihood given ρ = E[ρ], not its expectation over ρ. We follow the paper; ρ has no gradient.
+
+The densities of G-VBLL-MAP are fitted to fixed features after training, for OOD scores (appendix C.7). For each class,
+with T_y rows,
+
+    μ[y] = (Σ_0⁻¹ + T_yΣ⁻¹)⁻¹ Σ⁻¹ Σ_t φ_t             Σ_0 = sI, μ_0 = 0            (eq. 75)
+    Σ[y] = (M + Σ_t (φ_t − φ̂)²) / (T_y + ν + N + 1)   φ̂ the empirical mean         (eq. 77)
+
+Eq. 75 (and 76) is printed without its inverse, which is restored here. Σ[y] is diagonal, so each of its dimensions has
+its own inverse gamma, eq. 65 with N = 1: eq. 77 is the mode of IG((T_y + ν)/2, (M + scatter)/2). As in the paper, S is
+omitted, and a class without rows has its priors' modes: mean 0 and Σ = M/(ν + 2).
 """
 
 import math
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final, Literal
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..errors import require, require_positive
+from ..errors import require
+from ..networks.last_layer import (
+    LOG_2PI,
+    Buffers,
+    class_moments,
+    class_numbers,
+    feature_density,
+    labels_as_index,
+    log_densities,
+)
 from ..predictive import Categorical
 from ..seeds import Seed
-from .densities import LOG_2PI, Refit, class_moments, feature_density, log_densities
-from .layer import PosteriorForm, check_features, check_rows, class_numbers, labels_as_index
+from .layer import check_features, check_rows
 
 _DRAWS: Final = 50  # draws of the class means at a time
 
 
-@dataclass(frozen=True)
-class GenerativeLayer:
-    """The settings of a last layer of class means; see :class:`Generative`.
+@final
+class Refit(Buffers):
+    """The class densities N(φ | mean[k], diag variance[k]), for OOD scores and not for labels.
 
-    Attributes:
-        dirichlet: α_0, the prior count of each class.
-        prior_variance: s, the variance of the class means' prior N(0, sI).
-        wishart_dof: ν of the prior IG(ν/2, M/2) of each feature's noise variance.
-        wishart_scale: M of the prior IG(ν/2, M/2) of each feature's noise variance.
-        kl_weight: the weight of the layer's KL; 1 gives the bound.
-        refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
-        posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
-            :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
-            posterior's means, and a noise estimate for each class.
+    The paper finds that labels predicted with them are far too confident. For scores:
+    ``Categorical(layer.predict(φ).draw_log_probs, {"refit_density": refit.log_density(φ)})``.
     """
 
-    dirichlet: float
-    prior_variance: float
-    wishart_dof: float
-    wishart_scale: float
-    kl_weight: float
-    refit: bool
-    posterior: PosteriorForm = "variational"
-    name: Literal["generative"] = "generative"
+    mean: Float[Tensor, "class feature"]
+    variance: Float[Tensor, "class feature"]
+    class_log_probs: Float[Tensor, " class"]
+    feature_prior_variance: Float[Tensor, " feature"]
 
-    def __post_init__(self) -> None:
-        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+    def log_density(
+        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
+    ) -> Float[Tensor, " batch"]:
+        """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
+        check_features(features, self.mean.shape[-1])
+        joint = self.class_log_probs + log_densities(features, self.mean, self.variance)
+        return feature_density(joint, features, self.feature_prior_variance if normalised else None)
 
 
 class Generative(nn.Module):
@@ -225,6 +234,11 @@ class Generative(nn.Module):
         """
         return feature_density(self(features), features, self.feature_prior_variance if normalised else None)
 
+    def _checked(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+        for features, labels in batches:
+            check_features(features, self.in_features)
+            yield features, labels
+
     def _class_means(self, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance [class, feature] of the class means' exact posterior given Σ (appendix C.6).
 
@@ -243,7 +257,7 @@ class Generative(nn.Module):
         :meth:`refit_noise` for the arguments and errors.
         """
         noise = self.noise_variance
-        count, mean, _ = class_moments(batches, self.num_classes, noise)
+        count, mean, _ = class_moments(self._checked(batches), self.num_classes, noise)
         mean, variance = self._class_means(count, mean)
         self.mean.copy_(mean.to(noise))
         self.log_std.copy_(0.5 * variance.to(noise).log())
@@ -262,7 +276,7 @@ class Generative(nn.Module):
                 wide.
         """
         noise = self.noise_variance
-        count, mean, scatter = class_moments(batches, self.num_classes, noise)
+        count, mean, scatter = class_moments(self._checked(batches), self.num_classes, noise)
         variance = (self.wishart_scale + scatter) / (count[:, None] + self.wishart_dof + 2)  # eq. 77
         return Refit(
             mean=self._class_means(count, mean)[0].to(noise),

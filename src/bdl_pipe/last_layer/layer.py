@@ -9,23 +9,21 @@ Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", app
 includes its constants, so that it is 0 at the prior and never negative.
 """
 
-import contextlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypedDict, final
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..config import LATER
 from ..errors import DataError, require, require_positive
 from ..joint_predictive import GaussianFunctions
+from ..networks.covariance import Covariance, Form, Fused, Kind
 from ..seeds import Seed
 from ..training.likelihood import NoiseOf
-from .covariance import Covariance, Form, Kind, gaussian_kl
 
 Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
 PosteriorForm = Literal["variational", "exact"]
@@ -68,6 +66,36 @@ class GaussianLayer:
             require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
         else:
             require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+
+
+@dataclass(frozen=True)
+class GenerativeLayer:
+    """The settings of a last layer of class means; see :class:`Generative`.
+
+    Attributes:
+        dirichlet: α_0, the prior count of each class.
+        prior_variance: s, the variance of the class means' prior N(0, sI).
+        wishart_dof: ν of the prior IG(ν/2, M/2) of each feature's noise variance.
+        wishart_scale: M of the prior IG(ν/2, M/2) of each feature's noise variance.
+        kl_weight: the weight of the layer's KL; 1 gives the bound.
+        refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
+        posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
+            :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
+            posterior's means, and a noise estimate for each class.
+    """
+
+    dirichlet: float
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    kl_weight: float
+    refit: bool
+    posterior: PosteriorForm = "variational"
+    name: Literal["generative"] = "generative"
+
+    def __post_init__(self) -> None:
+        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
+        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 
 class Options(TypedDict, total=False):
@@ -128,19 +156,14 @@ class LastLayer(nn.Module, ABC):
         self.prior_variance: Final = prior_variance
         self.wishart_dof: Final = wishart_dof
         self.wishart_scale: Final = wishart_scale
-        self._noise_size: Final = noise_size
+        self._degrees: Final = wishart_dof + noise_size + 1
         self._copies: Final = outputs // matrices
-        self.covariance = Covariance(
-            covariance,
-            matrices,
-            in_features,
-            rank=rank,
-            initial_variance=1 / in_features if initial_variance is None else initial_variance,
-            generator=rng.fold("covariance").generator(),
-        )
+        spread = 1 / in_features if initial_variance is None else initial_variance
+        shape, generator = (covariance, matrices, in_features), rng.fold("covariance").generator()
+        self.covariance = Covariance(*shape, rank=rank, initial_variance=spread, generator=generator)
         mean = torch.randn(outputs, in_features, generator=rng.fold("mean").generator())
         self.mean = nn.Parameter(mean / math.sqrt(in_features))
-        mode = wishart_scale / (wishart_dof + noise_size + 1)
+        mode = wishart_scale / self._degrees
         self.noise_log_root = nn.Parameter(torch.full((outputs,), -0.5 * math.log(mode)))  # log diag L
 
     @abstractmethod
@@ -177,8 +200,7 @@ class LastLayer(nn.Module, ABC):
     @final
     def log_noise_prior(self) -> Float[Tensor, ""]:
         """Return log p(Σ) + constant, (ν + N + 1)/2 log det Σ⁻¹ − m/2 tr Σ⁻¹ (eq. 65)."""
-        degrees = 0.5 * (self.wishart_dof + self._noise_size + 1)
-        return degrees * 2 * self.noise_log_root.sum() - 0.5 * self.wishart_scale * self._noise_trace()
+        return self._degrees * self.noise_log_root.sum() - 0.5 * self.wishart_scale * self._noise_trace()
 
     @final
     def loss(
@@ -216,6 +238,40 @@ class LastLayer(nn.Module, ABC):
         return features.to(self.mean.dtype)
 
 
+def gaussian_kl(
+    mean: Float[Tensor, "output h"], form: Form, prior_variance: float, *, copies: int
+) -> Float[Tensor, ""]:
+    """Return KL[Π N(w̄_k, S_k) ‖ Π N(0, sI)] in nats, including constants (eq. 81–84).
+
+    Args:
+        mean: w̄, one row for each output.
+        form: the S_k, each for ``copies`` rows.
+        prior_variance: s.
+        copies: the number of rows that share each matrix of ``form``.
+    """
+    return 0.5 * (mean.square().sum() / prior_variance + copies * form.divergence(prior_variance))
+
+
+@dataclass(frozen=True)
+class FusedLoss(Fused):
+    """A loss of tensors as one operation with its gradients, at the constants s, ν, M, T and λ of :class:`LastLayer`.
+
+    The formulas of its subclasses are in nats per training row, with d = 2m − log s, B rows of a batch and the weight λ
+    of the KL. The gradients are our derivation.
+    """
+
+    prior_variance: float
+    wishart_dof: float
+    wishart_scale: float
+    num_train: int
+    kl_weight: float
+
+    @property
+    def _kl(self) -> float:
+        """Return λ/T."""
+        return self.kl_weight / self.num_train
+
+
 def full_precision(features: Tensor) -> torch.autocast:
     """Return a context without autocast: sums of squares over h features need more than eight bits."""
     device = features.device.type if isinstance(features, Tensor) else "cpu"  # others are refused inside
@@ -240,48 +296,3 @@ def check_rows(features: Tensor) -> None:
         raise DataError(f"features must have shape [row, feature], got {list(shape)}; flatten other dimensions")
     if not len(features):
         raise DataError("features must have at least one row, got none")
-
-
-def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
-    """Return labels as int64.
-
-    Raises:
-        DataError: the number of labels is not the number of rows, or a label is not a whole number.
-    """
-    if not isinstance(targets, Tensor):
-        raise DataError(f"labels must be a tensor, got {type(targets).__name__}; pass torch.as_tensor(labels)")
-    if tuple(targets.shape) != (rows,):
-        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
-        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}{cure}")
-    if targets.is_complex():
-        raise DataError(f"labels must be whole numbers, got {targets.dtype}")
-    labels = targets.long()
-    if targets.is_floating_point():
-        broken = targets[targets != labels]
-        if len(broken):
-            raise DataError(f"labels must be whole numbers, got {float(broken[0]):g}")
-    return labels
-
-
-@contextlib.contextmanager
-def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
-    """Inside the block, report an index error as a label out of range.
-
-    Valid labels then need no extra check, because a CPU checks indices. An accelerator fails asynchronously with its
-    own index error.
-
-    Raises:
-        DataError: a label is not in 0 … ``classes`` − 1.
-    """
-    try:
-        yield
-    except (IndexError, RuntimeError):
-        check_labels(labels, classes)
-        raise
-
-
-def check_labels(labels: Tensor, classes: int) -> None:
-    """Raise DataError if a label is not in 0 … ``classes`` − 1."""
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

@@ -34,10 +34,9 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
-from .densities import Refit
 from .discriminative import Discriminative
-from .generative import Generative, GenerativeLayer
-from .layer import GaussianLayer
+from .generative import Generative, Refit
+from .layer import GaussianLayer, GenerativeLayer
 from .regression import ConjugateRegression, Regression
 
 Layer = Regression | Discriminative | Generative
@@ -160,10 +159,10 @@ class LastLayerLearner(Learner):
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         features = self._features(inputs, noise)
-        g = self.log_noise_of(features)
-        loss = self.layer.loss(*scaled(features, targets, g), num_train=num_train)
-        if g is not None:
-            loss = loss + targets.shape[1] / 2 * g.mean()
+        if (g := self.log_noise_of(features)) is None:
+            loss = self.layer.loss(features, targets, num_train=num_train)
+        else:
+            loss = self.layer.loss(*scaled(features, targets, g), num_train=num_train) + targets.shape[1] / 2 * g.mean()
         if self.spec.layer.kl_weight != 1:
             loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
         if self.spec.features is not None and self._random is not None:

@@ -9,7 +9,7 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Final, final
 
 import numpy as np
 import torch
@@ -27,9 +27,8 @@ from ..networks.variational import MeanField
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig, Weights
 from ..training.posterior import LearnerPosterior
-from .densities import Refit
-from .generative import Generative, GenerativeLayer
-from .layer import GaussianLayer
+from .generative import Generative, Refit
+from .layer import GaussianLayer, GenerativeLayer
 from .learner import FeaturesConfig, LastLayerLearner, LastLayerSpec
 from .regression import ConjugateRegression, Regression, condition
 
@@ -201,7 +200,9 @@ def _default(size: Size) -> Section:
 _LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0, "kl_weight": 1.0}
 
 
-def _method(name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: Any) -> Method:
+def _method(
+    name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: object
+) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
         "layer.prior_variance": (1e-2, 1e2, "log"),

@@ -14,7 +14,7 @@ by the constant.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Unpack, final
 
 import torch
@@ -23,12 +23,11 @@ from torch import Tensor, nn
 
 from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
+from ..networks.covariance import BLOCK, Form
+from ..networks.last_layer import Buffers, widen
 from ..predictive import Gaussian
 from ..seeds import Seed
-from .covariance import BLOCK, Form
-from .densities import Buffers, widen
-from .fused import DenseLoss
-from .layer import LastLayer, Options, check_features, full_precision
+from .layer import FusedLoss, LastLayer, Options, check_features, full_precision
 
 
 @final
@@ -113,6 +112,76 @@ class Regression(LastLayer):
             features = self._cast(features)
             spread = self.covariance().quadratic(features)  # [batch, 1]
             return Gaussian((features @ self.mean.mT)[None], (spread + self.noise_covariance.diagonal())[None])
+
+
+@final
+class DenseLoss(FusedLoss):
+    """The loss of regression at S = PPᵀ.
+
+    With o outputs, U the strict part of Pᵀ, R = ΦUᵀ + Φ · e^m, E = Y − ΦW̄ᵀ, A = EL, t = tr(LLᵀ), ρ = log diag L and
+    c = ν + o + 1:
+
+        loss      = ½(ΣA²/B + t ΣR²/B + o log 2π) + (λ/2T)(ΣW̄²/s + o(ΣU²/s + Σ e^d − 1 − d)) + M t/2T − (1 + c/T) Σρ
+        ∂loss/∂Φ  = (t/B)(RU + R · e^m) − (ALᵀ/B)W̄
+        ∂loss/∂W̄ = −(ALᵀ/B)ᵀΦ + λW̄/(sT)
+        ∂loss/∂U  = (t/B) triu(RᵀΦ) + λoU/(sT)
+        ∂loss/∂m  = (t/B) e^m Σ_b R · Φ + λo(e^d − 1)/T
+        ∂loss/∂L  = EᵀA/B + (ΣR²/B + M/T) L
+        ∂loss/∂Y  = ALᵀ/B
+        ∂loss/∂ρ  = −(1 + c/T)
+
+    The arguments: features [batch, h], W̄ [output, h], the factor [1, h, h], whose part above the diagonal is U,
+    m [1, h], L [output, output], ρ [output], whose sum is log det L, and targets [batch, output].
+    """
+
+    differentiable = 7
+
+    def _share_of_logs(self, outputs: int) -> float:
+        """Return 1 + c/T."""
+        return 1 + (self.wishart_dof + outputs + 1) / self.num_train
+
+    def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        features, mean, factor, log_scale, root, noise_log_root, targets = tensors
+        rows, outputs = len(features), len(mean)
+        strict, scale = factor[0].triu(1), log_scale[0].exp()
+        ratio = 2 * log_scale[0] - math.log(self.prior_variance)  # d
+        slope = torch.expm1(ratio)
+        error = torch.addmm(targets, features, mean.mT, alpha=-1)
+        white = error @ root
+        projected = torch.addcmul(features @ strict.mT, features, scale)  # R
+        spread, trace = projected.square().sum() / rows, root.square().sum()
+        bound = white.square().sum() / rows + spread * trace + outputs * math.log(2 * math.pi)
+        of_factor = strict.square().sum() / self.prior_variance + (slope - ratio).sum()
+        divergence = mean.square().sum() / self.prior_variance + outputs * of_factor
+        prior = trace * (self.wishart_scale / self.num_train)
+        logs = noise_log_root.sum() * self._share_of_logs(outputs)
+        loss = 0.5 * (bound + self._kl * divergence + prior) - logs
+        return loss, strict, scale, slope, error, white, projected, spread, trace
+
+    def slopes(self, gradient: Tensor, needed: Sequence[bool], saved: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
+        features, mean, _, _, root, noise_log_root, _, *kept = saved
+        strict, scale, slope, error, white, projected, spread, trace = kept
+        mass, outputs = gradient / len(features), len(mean)
+        white = white * mass  # A/B
+        residual = white @ root.mT  # ALᵀ/B
+        pushed = projected * (mass * trace)  # tR/B
+        kl = gradient * self._kl
+        to_features = to_mean = to_factor = to_scale = to_root = to_logs = None
+        if needed[0]:
+            to_features = torch.addmm(torch.addcmul(pushed @ strict, pushed, scale), residual, mean, alpha=-1)
+        if needed[1]:
+            to_mean = mean * (kl / self.prior_variance) - residual.mT @ features
+        if needed[2]:
+            of_prior = kl * (outputs / self.prior_variance)
+            to_factor = torch.addcmul((pushed.mT @ features).triu(1), strict, of_prior)[None]
+        if needed[3]:
+            to_scale = torch.addcmul(slope * (kl * outputs), scale, (pushed * features).sum(0))[None]
+        if needed[4]:
+            shrink = gradient * (spread + self.wishart_scale / self.num_train)
+            to_root = torch.addcmul(error.mT @ white, root, shrink)
+        if needed[5]:
+            to_logs = (-self._share_of_logs(outputs) * gradient).expand(noise_log_root.shape)
+        return to_features, to_mean, to_factor, to_scale, to_root, to_logs, residual if needed[6] else None
 
 
 @final

@@ -1,4 +1,6 @@
-"""The inputs and outputs of the last layer of a posterior's networks, features and logits, for unfamiliarity scores.
+"""Features, logits and labels: the inputs and outputs of the last layer of a posterior's networks.
+
+:class:`LastLayer` has both for unfamiliarity scores. Class densities of features are diagonal Gaussians.
 
 Features are the trunk's output. A mixture of draws has one row of features for each input: the shared trunk's features
 if all draws share a trunk, else the mean over the draws' trunks. The features of separately trained networks do not
@@ -6,16 +8,23 @@ correspond to each other, so that their mean means little. A mixture's logits ar
 weights that determine the origin.
 """
 
-from collections.abc import Callable
+import contextlib
+import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Final, Self
 
 import torch
-from jaxtyping import Float
+import torch.nn.functional as F
+from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..artifacts import under, unstack
+from ..errors import DataError
 from .base import Network, Replicas
+
+LOG_2PI: Final = math.log(2 * math.pi)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +50,7 @@ def linear(
     features: Tensor, weight: Float[Tensor, "class width"], bias: Float[Tensor, " class"] | None = None
 ) -> LastLayer:
     """Return the linear last layer of one trunk."""
-    return LastLayer(features, nn.functional.linear(features, weight, bias), _origin(weight, bias), weight, bias)
+    return LastLayer(features, F.linear(features, weight, bias), _origin(weight, bias), weight, bias)
 
 
 def of_draws(features: Callable[[dict[str, Tensor]], Tensor], weights: dict[str, Tensor]) -> LastLayer:
@@ -58,7 +67,7 @@ def of_draws(features: Callable[[dict[str, Tensor]], Tensor], weights: dict[str,
         return linear(features(first), weight.mean(0), mean)
     of_draw = [features(draw) for draw in unstack(weights)]
     biases = [None] * len(weight) if bias is None else bias
-    logits = [nn.functional.linear(*layer) for layer in zip(of_draw, weight, biases, strict=True)]
+    logits = [F.linear(*layer) for layer in zip(of_draw, weight, biases, strict=True)]
     return LastLayer(torch.stack(of_draw).mean(0), torch.stack(logits).mean(0), _origin(weight.mean(0), mean))
 
 
@@ -75,3 +84,131 @@ def _origin(weight: Tensor, bias: Tensor | None) -> Tensor:
     if bias is None:
         return weight.new_zeros(weight.shape[1])
     return -(torch.linalg.pinv(weight.double()) @ bias.double()).to(weight)
+
+
+def log_densities(
+    features: Float[Tensor, "batch feature"],
+    mean: Float[Tensor, "class feature"],
+    variance: Float[Tensor, "class feature"],
+) -> Float[Tensor, "batch class"]:
+    """Return log N(φ | mean[k], diag variance[k]) of every pair, without a tensor of size [batch, class, feature].
+
+    (φ − μ)²/C = φ²/C − 2φμ/C + μ²/C, where the first two terms are matrix products. The rounding error is about machine
+    epsilon times the squared Mahalanobis distance between classes. Values are therefore centred on the mean of the
+    class means, and the products are in float64 if the device has it, which also avoids TF32 and autocast.
+    """
+    centre = mean.detach().mean(0)  # the result does not depend on it, so neither does its gradient
+    z, offset, precision = widen(features - centre), widen(mean - centre), widen(variance.reciprocal())
+    scaled = precision * offset
+    constant = (scaled * offset).sum(-1) + variance.log().sum(-1) + mean.shape[-1] * LOG_2PI  # [class]
+    exponent = z @ scaled.T - 0.5 * (z.square() @ precision.T + constant)
+    return exponent.to(torch.promote_types(features.dtype, mean.dtype))
+
+
+def feature_density(
+    joint: Float[Tensor, "batch class"],
+    features: Float[Tensor, "batch feature"],
+    prior_variance: Float[Tensor, " feature"] | None,
+) -> Float[Tensor, " batch"]:
+    """Return log Σ_k exp joint[k], and if there is a prior variance, less log N(φ | 0, diag prior_variance)."""
+    density = torch.logsumexp(joint, dim=-1)
+    if prior_variance is None:
+        return density
+    prior = -0.5 * (widen(features).square() / prior_variance + prior_variance.log() + LOG_2PI).sum(-1)
+    return density - prior.to(torch.promote_types(features.dtype, prior_variance.dtype))
+
+
+def widen(tensor: Tensor) -> Tensor:
+    """Return the tensor in float64, or in float32 if the device does not have float64."""
+    return tensor.to(torch.float32 if tensor.device.type == "mps" else torch.float64)
+
+
+class Buffers(nn.Module):
+    """Named tensors without gradients: the state of a posterior that is computed after training."""
+
+    def __init__(self, **tensors: Tensor) -> None:
+        super().__init__()
+        for name, tensor in tensors.items():
+            self.register_buffer(name, tensor)
+
+    @classmethod
+    def skeleton(cls, **sizes: tuple[int, ...]) -> Self:
+        """Return tensors of zeros, to load a ``state_dict`` into."""
+        return cls(**{name: torch.zeros(size) for name, size in sizes.items()})
+
+
+def class_moments(
+    batches: Iterable[tuple[Tensor, Tensor]], classes: int, like: Float[Tensor, " feature"]
+) -> tuple[Float[Tensor, " class"], Float[Tensor, "class feature"], Float[Tensor, "class feature"]]:
+    """Return the number of rows, mean and scatter Σ(φ − mean)² of each class, on the device of ``like``.
+
+    Batches (features, labels) are merged without sums of raw squares: Chan, Golub & LeVeque 1983, "Algorithms for
+    computing the sample variance".
+
+    Raises:
+        DataError: there are no rows, labels are out of range, or features are not finite.
+    """
+    mean = scatter = widen(like.new_zeros(classes, len(like)))
+    count = mean[:, 0]
+    for features, labels in batches:
+        labels = class_numbers(labels, len(features))
+        check_labels(labels, classes)
+        features = widen(features)
+        member = F.one_hot(labels, classes).to(features)  # [batch, class]
+        new = member.sum(0)
+        mean_of_new = member.T @ features / new.clamp_min(1)[:, None]
+        scatter_of_new = member.T @ (features - mean_of_new[labels]).square()
+        total = count + new
+        share, step = (new / total.clamp_min(1))[:, None], mean_of_new - mean
+        scatter = scatter + scatter_of_new + step.square() * share * count[:, None]
+        mean, count = mean + share * step, total
+    if not count.sum() > 0:
+        raise DataError("batches must have at least one row, got none")
+    if not torch.isfinite(scatter).all():
+        raise DataError("features must be finite")
+    return count, mean, scatter
+
+
+def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:
+    """Return labels as int64.
+
+    Raises:
+        DataError: the number of labels is not the number of rows, or a label is not a whole number.
+    """
+    if not isinstance(targets, Tensor):
+        raise DataError(f"labels must be a tensor, got {type(targets).__name__}; pass torch.as_tensor(labels)")
+    if tuple(targets.shape) != (rows,):
+        cure = "" if targets.ndim != 2 else "; pass y[:, 0]" if targets.shape[1] == 1 else "; pass y.argmax(1)"
+        raise DataError(f"targets must be {rows} class numbers, got shape {tuple(targets.shape)}{cure}")
+    if targets.is_complex():
+        raise DataError(f"labels must be whole numbers, got {targets.dtype}")
+    labels = targets.long()
+    if targets.is_floating_point():
+        broken = targets[targets != labels]
+        if len(broken):
+            raise DataError(f"labels must be whole numbers, got {float(broken[0]):g}")
+    return labels
+
+
+@contextlib.contextmanager
+def labels_as_index(labels: Int[Tensor, " batch"], classes: int) -> Iterator[None]:
+    """Inside the block, report an index error as a label out of range.
+
+    Valid labels then need no extra check, because a CPU checks indices. An accelerator fails asynchronously with its
+    own index error.
+
+    Raises:
+        DataError: a label is not in 0 … ``classes`` − 1.
+    """
+    try:
+        yield
+    except (IndexError, RuntimeError):
+        check_labels(labels, classes)
+        raise
+
+
+def check_labels(labels: Tensor, classes: int) -> None:
+    """Raise DataError if a label is not in 0 … ``classes`` − 1."""
+    wrong = labels[(labels < 0) | (labels >= classes)]
+    if len(wrong):
+        raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")

@@ -41,19 +41,19 @@ SEEN: Final = "intervals may be too narrow: the noise is that of rows which the 
 def bayesianise(
     model: nn.Module,
     method: str = "kfac_laplace",
-    train_loader: Any = None,
+    train_loader: object = None,
     *,
     task: Task | None = None,
     head: str | None = None,
     epochs: int | None = None,
     lr: float | None = None,
-    config: Mapping[str, Any] | None = None,
-    trajectory: Mapping[str, Any] | None = None,
+    config: Mapping[str, object] | None = None,
+    trajectory: Mapping[str, object] | None = None,
     teacher: ModulePosterior | None = None,
     chains: int = 2,
     random_state: int = 0,
     report: Report | None = None,
-    calibration_loader: Any = None,
+    calibration_loader: object = None,
 ) -> ModulePosterior:
     """Return a posterior of ``model``, fitted by a registered method.
 
@@ -148,13 +148,13 @@ class _Fit:
     _model: Registered
     _data: FitData
     _setting: ModelFit
-    _config: dict[str, Any]
-    _of_sgd: dict[str, Any]
+    _config: dict[str, object]
+    _of_sgd: dict[str, object]
     _rng: Seed
     _report: Report
     notes: list[str] = field(default_factory=list)
 
-    def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, Any]:
+    def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, object]:
         """Return the posterior's state and the config of the fit."""
         if teacher is not None:
             return self._distilled(teacher)
@@ -193,10 +193,10 @@ class _Fit:
     def _further(self, first: State) -> State:
         """Return the trajectory of further epochs of SGD, which begin at the model."""
         sgd = METHODS["sgd"]
-        config: Any = read(sgd.config, merge(start.trajectory_section(self._setting), self._of_sgd), "trajectory")
+        config: object = read(sgd.config, merge(start.trajectory_section(self._setting), self._of_sgd), "trajectory")
         return self._run(sgd.stages["trajectory"], {"trajectory": [first]}, config, self._rng.fold("trajectory"))
 
-    def _sampled(self, first: State, chains: int) -> tuple[State, Any]:
+    def _sampled(self, first: State, chains: int) -> tuple[State, object]:
         """Return the average over chains that begin at the model."""
         begin, precision = start.chain_start(first, self._model, self._data)
         config = self._read(replace(self._setting, network=self._model.without_dropout.network, precision=precision))
@@ -205,7 +205,7 @@ class _Fit:
         self._note(stages["teacher"], states, config)
         return self._run(stages["student"], {"teacher": states}, config, self._rng.fold("student")), config
 
-    def _distilled(self, teacher: ModulePosterior) -> tuple[State, Any]:
+    def _distilled(self, teacher: ModulePosterior) -> tuple[State, object]:
         """Return a student that imitates ``teacher``; a plain student with ``start: fresh`` begins at the model."""
         inputs, config = {"student": [teacher.inner.state()]}, self._read(self._setting)
         if config.student.name == "plain" and config.start == "fresh":
@@ -217,14 +217,14 @@ class _Fit:
         section = {} if of_model is None else of_model.section(fit)
         return read(self._method.config, merge(section, self._config), "config")
 
-    def _run(self, stage: StageSpec, inputs: Inputs, config: Any, rng: Seed) -> State:
+    def _run(self, stage: StageSpec, inputs: Inputs, config: object, rng: Seed) -> State:
         (state,) = Fits(stage.fit_one, config, (SeedFit(self._data, inputs, rng),)).states(self._report)
         if RATE_SHARE in state.config:
             share = state.config[RATE_SHARE]
             self.notes.append(f"the fit diverged and had to be repeated at {share:.2g} of the learning rates; lower lr")
         return state
 
-    def _note(self, stage: StageSpec, states: Sequence[State], config: Any) -> None:
+    def _note(self, stage: StageSpec, states: Sequence[State], config: object) -> None:
         if stage.summarise is not None:
             self.notes += stage.summarise([states], [self._data], config).warnings
 
@@ -249,7 +249,7 @@ def _few(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def _check(train_loader: Any, lr: float | None, chains: object, random_state: object, method: str) -> None:
+def _check(train_loader: object, lr: float | None, chains: object, random_state: object, method: str) -> None:
     if train_loader is None:
         raise UserError(f"{method} needs train_loader: batches (inputs, targets), or dictionaries with labels")
     require(lr is None or lr > 0, "lr", "must be > 0", lr)

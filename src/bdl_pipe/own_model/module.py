@@ -21,7 +21,7 @@ import json
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, Literal, final
+from typing import Final, Literal, TypeVar, final
 
 import torch
 from jaxtyping import Float
@@ -35,6 +35,7 @@ from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
 _PLAIN: Final = (bool, int, float, str)  # types of a module's settings that enter the digest
+T = TypeVar("T")
 _COPIED: Final = (
     "can be copied (first call it once under torch.no_grad(), if it keeps tensors of a training step, as the hooks of "
     "torch.nn.utils.weight_norm, spectral_norm and prune do)"
@@ -76,7 +77,7 @@ class Registered:
     head: nn.Linear
 
     @property
-    def network(self) -> dict[str, Any]:
+    def network(self) -> dict[str, object]:
         """Return the section ``network``."""
         return to_mapping(self.config)
 
@@ -99,7 +100,7 @@ _numbers: Final = itertools.count()
 
 
 def register(
-    model: Any,
+    model: nn.Module,
     layout: Layout,
     probe: Float[Tensor, "row 1 1 width"],
     head: str | None,
@@ -143,7 +144,7 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
     return _registered(trunk, layer, frozen_trunk)
 
 
-def _copied(model: Any, *, may_be_tied: bool) -> nn.Module:
+def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:
     """Return a copy on the CPU in float32, in evaluation mode."""
     check(model, may_be_tied=may_be_tied)
     copied: nn.Module = asked(_COPIED, lambda: copy.deepcopy(model))
@@ -270,7 +271,7 @@ def _digest(trunk: ModuleTrunk, head: nn.Linear) -> str:
     return whole.hexdigest()[:16]
 
 
-def asked(rule: str, of: Callable[[], Any]) -> Any:
+def asked(rule: str, of: Callable[[], T]) -> T:
     """Return the result of the user's code; raise its exceptions as an error of one line."""
     try:
         return of()

@@ -140,7 +140,7 @@ class ModulePosterior:
         return self._units.joint_in_own_units(standardised)
 
     @own_settings()
-    def recalibrated(self, loader: Any, *, rng: Seed = Seed(0)) -> "ModulePosterior":
+    def recalibrated(self, loader: object, *, rng: Seed = Seed(0)) -> "ModulePosterior":
         """Return the posterior with the temperature (classes) or widths (regression) that fit a loader's rows best.
 
         Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
@@ -168,7 +168,11 @@ class ModulePosterior:
         tensors = {f"{_INNER}{name}": value for name, value in inner.tensors.items()}
         targets = {"shift": self.transform.shift, "scale": self.transform.scale}
         tensors |= {f"{_TARGETS}{name}": value for name, value in targets.items() if value is not None}
-        config: dict[str, Any] = {"posterior": self.key, "inner": dict(inner.config), "about": to_mapping(self.about)}
+        config: dict[str, object] = {
+            "posterior": self.key,
+            "inner": dict(inner.config),
+            "about": to_mapping(self.about),
+        }
         if self.recalibration is not None:
             tensors[_SCORES] = self.recalibration.scores
             config["recalibration"] = dict(self.recalibration.state().config)
@@ -221,7 +225,7 @@ class ModulePosterior:
             )
         return cls.from_state(state, device_of(model))
 
-    def _rows(self, inputs: Any) -> Tensor:
+    def _rows(self, inputs: object) -> Tensor:
         return self.about.layout.pack(inputs, "predict").to(self.device)
 
     def _transformed(self, rows: Tensor, rng: Seed) -> Predictive:

@@ -40,7 +40,9 @@ class LoadedRows:
         return len(self.examples)
 
 
-def read(loader: Any, where: str, *, rng: Seed, task: Task | None = None, layout: Layout | None = None) -> LoadedRows:
+def read(
+    loader: object, where: str, *, rng: Seed, task: Task | None = None, layout: Layout | None = None
+) -> LoadedRows:
     """Read every batch of a loader.
 
     Args:
@@ -151,7 +153,7 @@ class _Rounding:
                 raise DataError(f"{where}: {name or 'inputs'} {rule}; subtract a constant, such as their mean, before")
 
 
-def _split(batch: Any, place: str) -> tuple[Any, Any]:
+def _split(batch: object, place: str) -> tuple[Any, object]:
     """Return a batch's inputs and targets."""
     if isinstance(batch, Mapping):
         if LABELS not in batch:

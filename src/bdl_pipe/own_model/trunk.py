@@ -60,7 +60,7 @@ class Layout:
     parts: tuple[Part, ...]
 
     @classmethod
-    def of(cls, inputs: Any, where: str) -> "Layout":
+    def of(cls, inputs: object, where: str) -> "Layout":
         """Return the layout of a batch of inputs.
 
         Raises:
@@ -78,7 +78,7 @@ class Layout:
         """Return the shape of a row."""
         return 1, 1, self.width
 
-    def pack(self, inputs: Any, where: str) -> Float[Tensor, "row 1 1 width"]:
+    def pack(self, inputs: object, where: str) -> Float[Tensor, "row 1 1 width"]:
         """Return a batch of inputs as rows, on the inputs' device.
 
         Raises:
@@ -108,7 +108,7 @@ class Layout:
         return named[""] if list(named) == [""] else named
 
 
-def _named(inputs: Any, where: str) -> dict[str, Tensor]:
+def _named(inputs: object, where: str) -> dict[str, Tensor]:
     """Return inputs by name; a single tensor has an empty name."""
     if isinstance(inputs, Tensor):
         inputs = {"": inputs}
@@ -227,7 +227,7 @@ def check(model: object, *, may_be_tied: bool) -> None:
     require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are the same weight" if pairs else None)
 
 
-def plain(model: Any) -> Any:
+def plain(model: nn.Module) -> nn.Module:
     """Return the module that ``torch.compile`` wrapped, or ``model`` itself; the compiled code has the head in it."""
     return getattr(model, "_orig_mod", model) if isinstance(model, nn.Module) else model
 
@@ -244,7 +244,7 @@ def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:
     return model(inputs) if isinstance(inputs, Tensor) else model(**inputs)
 
 
-def logits(answer: Any) -> Tensor:
+def logits(answer: object) -> Tensor:
     """Return the outputs in a model's answer: a tensor, or ``logits`` of an object or a dictionary.
 
     Raises:

@@ -264,6 +264,6 @@ def with_line_of_noise(
     return {**weights, **moved}
 
 
-def _to_head(variance: Any, floor: float | None) -> Any:
+def _to_head(variance: np.ndarray | np.float64, floor: float | None) -> Any:
     """Return g such that exp g is the variance or, with a floor, log(1 + exp g) is the variance above it."""
     return np.log(variance) if floor is None else variance + np.log(-np.expm1(-variance))
