@@ -101,9 +101,9 @@ def test_the_last_severity_distorts_more_than_the_first(name: str) -> None:
     assert distance(images, name, 5) > 1.2 * distance(images, name, 1)
 
 
-@cases("refused", "images name severity message")
+@cases("refused", "dtype shape name severity message")
 def test_unknown_names_and_severities_and_other_arrays_are_refused(
-    images: str, name: str, severity: int, message: str
+    dtype: str, shape: list[int], name: str, severity: int, message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
-        corrupt(eval(images), name, severity, Seed(0))
+        corrupt(np.zeros(shape, dtype), name, severity, Seed(0))

@@ -99,12 +99,12 @@ def test_weights_depend_on_their_seed_and_leave_torchs_generator_unchanged(file:
     assert first.width == 6, "options are the function's"
 
 
-@cases("objects", "made shape message")
+@cases("objects", "name shape message")
 def test_an_object_that_is_no_usable_network_is_refused_in_one_line(
-    file: str, made: str, shape: str, message: str
+    file: str, name: str, shape: list[int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        read_and_build(file, made, eval(shape))
+        read_and_build(file, name, tuple(shape))
     assert "\n" not in str(raised.value)
 
 

@@ -65,12 +65,12 @@ def by_hand(config: NetworkConfig, channels: int, classes: int) -> int:
 
 @cases("counts", "kind section channels classes published")
 def test_the_number_of_parameters_equals_the_count_by_hand(
-    kind: str, section: dict[str, Any], channels: int, classes: int, published: str | None
+    kind: str, section: dict[str, Any], channels: int, classes: int, published: int | None
 ) -> None:
     config = read(getattr(networks, kind), section, "n")
     count = parameters(build(config, (channels, 32, 32), classes, rng=Seed(0)))
     assert count == by_hand(config, channels, classes)
-    assert published is None or count == eval(published)
+    assert published in (None, count)
 
 
 def norm(x: Tensor, eps: float = 1e-5) -> Tensor:
