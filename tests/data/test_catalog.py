@@ -45,9 +45,9 @@ def test_every_entry_can_be_read_from_params(name: str) -> None:
     dataset = dataset_of({"name": name})
     assert dataset.source == Named(name) and isinstance(dataset.source, Source) and dataset.source.files() == ()
     assert (dataset.task, dataset.source.kind) == (CATALOG[name].task, CATALOG[name].kind)
-    written = config.to_mapping(dataset)
-    assert written["source"] == {"name": name}
-    assert config.read(DatasetConfig, written, "d") == dataset
+    section = config.to_mapping(dataset)
+    assert section["source"] == {"name": name}
+    assert config.read(DatasetConfig, section, "d") == dataset
 
 
 @pytest.mark.parametrize("name", CATALOG)

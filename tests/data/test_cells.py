@@ -283,9 +283,9 @@ def test_the_index_that_reset_index_has_made_a_column_is_left_out_and_said(tmp_p
     for frame in (once, once.sample(frac=1, random_state=1).reset_index()):
         path = tmp_path / f"t.{suffix}"
         frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-        found = inspect_table(path, ["y"])
-        assert {*(found.source.columns or {})} == {"a", "b"}
-        assert {*found.left_out} == {"index", "level_0"} & {*frame.columns}
+        profile = inspect_table(path, ["y"])
+        assert {*(profile.source.columns or {})} == {"a", "b"}
+        assert {*profile.left_out} == {"index", "level_0"} & {*frame.columns}
 
 
 @pytest.mark.parametrize(

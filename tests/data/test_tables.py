@@ -264,8 +264,8 @@ def test_texts_that_look_equal_are_one_category(case: list[list[str]], tmp_path:
 
 def test_digits_of_other_scripts_are_read_as_numbers(tmp_path: Path) -> None:
     for zero in "０٠۰":  # full width, Arabic, Persian
-        written = ["".join(chr(ord(zero) + int(d)) for d in str(i * i)) for i in range(ROWS)]
-        assert feature(tmp_path, written)[1].train.inputs[:, 1].tolist() == [i * i for i in range(ROWS)]
+        texts = ["".join(chr(ord(zero) + int(d)) for d in str(i * i)) for i in range(ROWS)]
+        assert feature(tmp_path, texts)[1].train.inputs[:, 1].tolist() == [i * i for i in range(ROWS)]
 
 
 def test_columns_that_add_accepts_can_be_split_and_transformed(tmp_path: Path) -> None:

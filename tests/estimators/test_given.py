@@ -77,8 +77,8 @@ def test_an_array_keeps_a_column_that_counts_the_rows_and_a_frame_does_not() -> 
     with pytest.warns(UserWarning, match="left out: column a: it counts the rows"):
         model = BayesianRegressor("linear").fit(pd.DataFrame(counted, columns=["a", "b"]), y)
     assert model.left_out_ == {"a": "it counts the rows"} and model.n_features_in_ == 2
-    said = BayesianRegressor("linear", columns={"a": "number"})
-    assert said.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
+    forced = BayesianRegressor("linear", columns={"a": "number"})
+    assert forced.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
 
 
 def test_the_kind_of_a_column_can_be_set() -> None:
@@ -92,9 +92,9 @@ def test_a_gap_or_a_category_unseen_in_fit_is_accepted_with_a_warning() -> None:
     holed = X.astype({"area": float}).copy()
     holed.loc[3, "area"] = np.nan
     with pytest.warns(UserWarning, match="area: a gap in 1 rows, but fit had no gaps: taken as the median of fit"):
-        found = model.predict(holed)
+        predictions = model.predict(holed)
     filled = holed.assign(area=holed["area"].fillna(float(model.fitted_.predictor().transform.encoding.medians[0])))
-    np.testing.assert_array_equal(found, model.predict(filled))
+    np.testing.assert_array_equal(predictions, model.predict(filled))
     with pytest.warns(UserWarning, match="made_of: a category that the fitted file did not have, in 120 rows"):
         model.predict(X.assign(made_of="straw"))
 

@@ -101,8 +101,8 @@ def test_networks_stored_as_stacked_vectors_give_their_own_outputs(config: Netwo
     spec = NetworkSpec(config, (1, 28, 28), 3, "categorical")
     both = [spec.build(Seed(seed)) for seed in (0, 1)]
     flat, batch = FlatNetwork(both[0]), images(2, 28, 1, seed=2)
-    found = flat.outputs(torch.stack([flat.flat(n.state_dict()) for n in both]), batch)
-    torch.testing.assert_close(found, torch.stack([n(batch) for n in both]), rtol=1e-4, atol=1e-5)
+    outputs = flat.outputs(torch.stack([flat.flat(n.state_dict()) for n in both]), batch)
+    torch.testing.assert_close(outputs, torch.stack([n(batch) for n in both]), rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
