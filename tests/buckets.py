@@ -31,5 +31,5 @@ def served(bucket: str) -> Iterator[tuple[dict[str, str], Any]]:
 def files(client: Any, bucket: str) -> dict[str, bytes]:
     """Read every file of a bucket: name -> content."""
     pages = client.get_paginator("list_objects_v2").paginate(Bucket=bucket)
-    names = [found["Key"] for page in pages for found in page.get("Contents", ())]
+    names = [entry["Key"] for page in pages for entry in page.get("Contents", ())]
     return {name: client.get_object(Bucket=bucket, Key=name)["Body"].read() for name in names}

@@ -1,6 +1,6 @@
 """Cases of tests in YAML files beside them: ``test_catalog.py`` reads ``catalog.yaml``, a list of cases a test."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +19,7 @@ def sections_of(file: str) -> dict[str, Any]:
 def cases_of(file: str) -> Callable[[str, str], pytest.MarkDecorator]:
     """Return ``cases(section, names)``, which parametrizes a test over the cases of a section of its file's YAML file.
 
-    A case has a value for each of ``names``, and may have an identifier before them. The tests evaluate values that are
-    expressions of Python.
+    A case has a value for each of ``names``, and may have an identifier before them.
     """
     sections = sections_of(file)
 
@@ -31,3 +30,17 @@ def cases_of(file: str) -> Callable[[str, str], pytest.MarkDecorator]:
         return pytest.mark.parametrize(names.split(), values if count > 1 else [[v] for v in values], ids=ids)
 
     return cases
+
+
+def call(functions: Mapping[str, Any], cell: str | list[Any], *first: Any) -> Any:
+    """Call the function of a test's file that a cell names: ``fog``, or ``[fog, 3]`` with an argument.
+
+    ``first`` are arguments that a file cannot hold, such as a folder; they go before those of the cell.
+    """
+    name, *arguments = [cell] if isinstance(cell, str) else cell
+    return functions[name](*first, *arguments)
+
+
+def tupled(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a frozen config: its lists become tuples."""
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in values.items()}

@@ -104,9 +104,9 @@ class Case:
         return CHOSEN.get(self.method, tuple(kind for kind in self.stage.needs if kind in self.stage.required))
 
     def upstream(self, kind: str) -> "Case":
-        own = kind in METHODS[self.method].stages
+        has_stage = kind in METHODS[self.method].stages
         variant = "experts" if self.kind == "coreset" and self.stage.needs.get("trajectory") == "all" else ""
-        return Case(self.method if own else UPSTREAM[kind], kind, self.task, variant)
+        return Case(self.method if has_stage else UPSTREAM[kind], kind, self.task, variant)
 
 
 CASES = [Case(name, kind, task) for name, method in METHODS.items() for kind in method.stages for task in method.tasks]

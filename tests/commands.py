@@ -17,7 +17,7 @@ def parse(argv: Sequence[str]) -> click.Context:
     context, name, words = None, cli.PROGRAM, list(argv)
     while isinstance(command, click.Group):
         context = click.Context(command, parent=context, info_name=name, **command.context_settings)
-        found, subcommand, words = command.resolve_command(context, words)
-        assert found is not None and subcommand is not None
-        name, command = found, subcommand
+        subcommand_object, subcommand, words = command.resolve_command(context, words)
+        assert subcommand_object is not None and subcommand is not None
+        name, command = subcommand_object, subcommand
     return command.make_context(name, words, parent=context)

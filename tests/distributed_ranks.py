@@ -94,18 +94,18 @@ def run(rank: int, size: int, port: int, folder: str) -> None:
 
 def _findings(rank: int) -> dict[str, Any]:
     data, report = make_tiny_images(), Saving()
-    found: dict[str, Any] = {"world": distributed.world(), "shard": distributed.shard(torch.arange(6))}
-    found["tensors"] = trajectory(data, report).tensors
-    found |= {"told": report.told, "saved": report.saved}
+    results: dict[str, Any] = {"world": distributed.world(), "shard": distributed.shard(torch.arange(6))}
+    results["tensors"] = trajectory(data, report).tensors
+    results |= {"told": report.told, "saved": report.saved}
     last = interrupted_alone(data) if rank == 0 else None  # only rank 0 has the checkpoint
-    found["resumed"] = trajectory(data, Saving(last)).tensors
-    found |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
-    found["refused"] = _refusal(data)
-    found["students"] = {name: student(name, data).tensors for name in SHARED}
+    results["resumed"] = trajectory(data, Saving(last)).tensors
+    results |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
+    results["refused"] = _refusal(data)
+    results["students"] = {name: student(name, data).tensors for name in SHARED}
     kept, distributed.average_gradients = distributed.average_gradients, lambda parameters: None
-    found["apart"] = trajectory(data, Saving()).tensors
+    results["apart"] = trajectory(data, Saving()).tensors
     distributed.average_gradients = kept
-    return found
+    return results
 
 
 def interrupted_alone(data: FitData) -> State | None:

@@ -70,14 +70,14 @@ class _Mode(TorchDispatchMode):
         self._made = made
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = _call(func, args, kwargs or {})
+        result = _call(func, args, kwargs or {})
         drawn = [x for x in _leaves((args, kwargs or {})) if isinstance(x, torch.Generator)]
         if drawn:
-            own = {_address(g) for g in self._made}
-            at = [x for x in _leaves(found) if isinstance(x, Tensor)]
-            if any((_address(g) in own) != isinstance(x, There) for g in drawn for x in at):
+            addresses = {_address(g) for g in self._made}
+            at = [x for x in _leaves(result) if isinstance(x, Tensor)]
+            if any((_address(g) in addresses) != isinstance(x, There) for g in drawn for x in at):
                 raise RuntimeError(f"{func}: the generator must be of the tensor's device")
-        return found
+        return result
 
 
 class _Made(TorchFunctionMode):
@@ -101,14 +101,16 @@ class _Made(TorchFunctionMode):
 def posing() -> Iterator[str]:
     """Let torch know the device, and yield its name."""
 
-    made: list[Generator] = []  # the dispatcher passes on a generator as another object, so that addresses are compared
+    generators: list[
+        Generator
+    ] = []  # the dispatcher passes on a generator as another object, so that addresses are compared
 
     def generator(self: Any, device: torch.device | str = "cpu") -> torch.Generator:
         if torch.device(device).type != DEVICE:
             return torch.Generator(device).manual_seed(self.integer())
-        made.append(Generator())
-        made[-1].manual_seed(self.integer())
-        return made[-1]
+        generators.append(Generator())
+        generators[-1].manual_seed(self.integer())
+        return generators[-1]
 
     known = torch.autocast
 
@@ -119,7 +121,7 @@ def posing() -> Iterator[str]:
     overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)  # a change in place would not reach ``held``
     try:
-        with patches[0], patches[1], _Made(), _Mode(made):
+        with patches[0], patches[1], _Made(), _Mode(generators):
             yield DEVICE
     finally:
         torch.__future__.set_overwrite_module_params_on_conversion(overwrites)
@@ -131,16 +133,16 @@ def _address(made: torch.Generator) -> int:
 
 def _leaves(tree: Any) -> list[Any]:
     """Return what lists, tuples and dictionaries hold; torch's own trees take most of the pose's time."""
-    found, left = [], [tree]
-    while left:
-        x = left.pop()
+    leaves, todo = [], [tree]
+    while todo:
+        x = todo.pop()
         if isinstance(x, list | tuple):
-            left.extend(reversed(x))
+            todo.extend(reversed(x))
         elif isinstance(x, dict):
-            left.extend(reversed(x.values()))
+            todo.extend(reversed(x.values()))
         else:
-            found.append(x)
-    return found
+            leaves.append(x)
+    return leaves
 
 
 def _mapped(change: Callable[[Any], Any], tree: Any) -> Any:
@@ -177,13 +179,13 @@ def _call(func: Any, args: Any, kwargs: Mapping[str, Any]) -> Any:
         _require(all(not x.ndim for x in here), name, flat)
     if wanted == DEVICE:
         kwargs = {**kwargs, "device": "cpu"}
-    found = func(*_mapped(_held, args), **_mapped(_held, kwargs))
-    return _mapped(_posed, found) if goes else found
+    result = func(*_mapped(_held, args), **_mapped(_held, kwargs))
+    return _mapped(_posed, result) if goes else result
 
 
 def _require(ok: bool, name: str, flat: list[Any]) -> None:
     if not ok:
-        told = ", ".join(
+        changes = ", ".join(
             f"{'there' if isinstance(x, There) else 'here'} {list(x.shape)}" for x in flat if isinstance(x, Tensor)
         )
-        raise RuntimeError(f"{name}: all tensors must be on one device, got {told}")
+        raise RuntimeError(f"{name}: all tensors must be on one device, got {changes}")

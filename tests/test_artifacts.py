@@ -188,8 +188,8 @@ def test_a_failed_publication_leaves_no_file_and_keeps_the_old_artifact(
 ) -> None:
     before = files(tmp_path)
     for place in (folder, tmp_path / "new"):
-        with pytest.raises(error), publish(place, "coreset") as made:
-            write_state(made / "0-0", State())
+        with pytest.raises(error), publish(place, "coreset") as unfinished:
+            write_state(unfinished / "0-0", State())
             raise error
     assert files(tmp_path) == before
     assert_same(load(folder, "coreset").state("0-0"), STATE)
@@ -246,8 +246,8 @@ def test_an_opened_state_equals_the_written_state(folder: Path) -> None:
     for name in ("a", "none", "turned", "half"):
         for start, stop in ((0, 1), (1, None), (-1, None), (None, None), (None, -1), (2, 1), (5, 9)):
             expected = STATE.tensors[name][start:stop]
-            found = artifacts.rows(opened.tensors, name, start, stop)
-            assert torch.equal(found, expected) and found.dtype == expected.dtype
+            rows = artifacts.rows(opened.tensors, name, start, stop)
+            assert torch.equal(rows, expected) and rows.dtype == expected.dtype
             assert torch.equal(artifacts.rows(STATE.tensors, name, start, stop), expected)
 
 

@@ -23,10 +23,10 @@ def absent(source: str) -> list[str]:
                 continue
             for name in node.names:
                 try:
-                    found = hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
+                    exists = hasattr(module, name.name) or importlib.import_module(f"{node.module}.{name.name}")
                 except ModuleNotFoundError:
-                    found = None
-                lost += [] if found else [f"{node.module}.{name.name}"]
+                    exists = None
+                lost += [] if exists else [f"{node.module}.{name.name}"]
     return lost
 
 

@@ -84,8 +84,8 @@ def test_a_later_key_is_written_only_where_it_differs_from_its_default() -> None
 
 def test_a_wrong_mapping_is_refused_with_the_exact_message() -> None:
     rows = refused("config")
-    said = [refusal(read, Outer, mapping, "m") for mapping, _ in rows]
-    assert said == [f"ConfigError: {message}" for _, message in rows]
+    messages = [refusal(read, Outer, mapping, "m") for mapping, _ in rows]
+    assert messages == [f"ConfigError: {message}" for _, message in rows]
 
 
 def test_a_union_of_scalar_types_accepts_a_value_of_each_type() -> None:

@@ -217,20 +217,24 @@ def test_a_joint_is_a_distribution_over_the_targets_of_a_group(case: Case) -> No
     data = data_of(case.task)
     inputs, targets = data.tensors("validation")
     groups, places = inputs[:6].unflatten(0, (3, 2)), torch.tensor([[0, 1, 0]] * 3)
-    found = joint(posterior_of(made(case)), groups, rng=Seed(1), draws=40, places=places)
+    distribution = joint(posterior_of(made(case)), groups, rng=Seed(1), draws=40, places=places)
     again = joint(posterior_of(made(case)), groups, rng=Seed(1), draws=40, places=places)
-    own = targets[:6].unflatten(0, (3, 2))[:, [0, 1, 0]]
-    assert torch.equal(found.log_prob(own), again.log_prob(own)), "equal seeds give equal bits"
-    assert found.log_prob(own).isfinite().all() and found.log_prob(own).dtype == torch.float64
-    assert not found.is_product or found.gap(own).abs().max() < 1e-12
-    torch.testing.assert_close(found.chain_log_prob(own)[:, 0], found.row_log_prob(own)[:, 0])
+    own_labels = targets[:6].unflatten(0, (3, 2))[:, [0, 1, 0]]
+    assert torch.equal(distribution.log_prob(own_labels), again.log_prob(own_labels)), "equal seeds give equal bits"
+    assert (
+        distribution.log_prob(own_labels).isfinite().all() and distribution.log_prob(own_labels).dtype == torch.float64
+    )
+    assert not distribution.is_product or distribution.gap(own_labels).abs().max() < 1e-12
+    torch.testing.assert_close(
+        distribution.chain_log_prob(own_labels)[:, 0], distribution.row_log_prob(own_labels)[:, 0]
+    )
     if case.task == "classification":
         labels = [torch.tensor([combination] * 3) for combination in product(range(data.outputs), repeat=3)]
-        total = sum(found.log_prob(combination).exp() for combination in labels)
+        total = sum(distribution.log_prob(combination).exp() for combination in labels)
         torch.testing.assert_close(total, torch.ones(3).double(), atol=1e-6, rtol=0)
-        assert isinstance(found, JointCategorical)
-        alike = sum(found.log_prob(torch.full((3, 3), k)).exp() for k in range(data.outputs))
-        torch.testing.assert_close(found.same_class(), alike)
+        assert isinstance(distribution, JointCategorical)
+        alike = sum(distribution.log_prob(torch.full((3, 3), k)).exp() for k in range(data.outputs))
+        torch.testing.assert_close(distribution.same_class(), alike)
 
 
 @students
@@ -360,23 +364,23 @@ def test_each_number_of_a_config_is_refused_by_the_rule_of_its_key(method: Metho
     for task in method.tasks:
         section = whole(read(method.config, CONFIGS[method.name, task], method.name))
         for path in numbers(section):
-            said = [refusal(read, method.config, with_number(section, path, n), method.name) for n in (-1, 0, 1, 2)]
+            messages = [refusal(read, method.config, with_number(section, path, n), method.name) for n in (-1, 0, 1, 2)]
             if (method.name, path[-1]) == ("ensemble_u", "sd_max"):
                 continue  # its weights have no deviations
-            key, _, rule = said[0].partition(", got ")[0].partition(" must be ")
+            key, _, rule = messages[0].partition(", got ")[0].partition(" must be ")
             rule = re.sub(r" \([\d.e-]+\)", "", re.sub(r"\[0, -?\d+\), the", "[0, n), the", rule))
             if path[-2:] == ("thinning", "steps"):  # it is in the rule of the burn-in
-                right = key.endswith("thinning.burn_in") and said[1] != "accepted"
+                right = key.endswith("thinning.burn_in") and messages[1] != "accepted"
             else:
                 places = (f"{method.name}.{path[-1]}", ".".join(path[-2:]), path[-1])
                 right = rule == next((RULES[place] for place in places if place in RULES), "")
-                right &= key.endswith(path[-1]) and said[0].startswith("ConfigError")
+                right &= key.endswith(path[-1]) and messages[0].startswith("ConfigError")
                 by_rule = rule.startswith((">= 0", "in [0", "0 or")) or ", 0 or" in rule
-                right &= (said[1] == "accepted") == by_rule
+                right &= (messages[1] == "accepted") == by_rule
                 if rule.startswith(("> 1", "in (0, 1", "in [0, 1")):
-                    right &= (said[2] == "accepted") == rule.startswith("in (0, 1]")
-                    right &= not (rule.startswith("in") and said[3] == "accepted")
-            wrong += [] if right else [(path, said)]
+                    right &= (messages[2] == "accepted") == rule.startswith("in (0, 1]")
+                    right &= not (rule.startswith("in") and messages[3] == "accepted")
+            wrong += [] if right else [(path, messages)]
     assert wrong == []
 
 
@@ -424,5 +428,8 @@ def test_a_posterior_that_predicts_in_one_pass_exports_to_an_equal_program(case:
     program = trace(fitted, torch.from_numpy(rows), rng=Seed(0))
     assert program.error <= CLOSE
     for count in (1, 7):  # batches of sizes that differ from the traced batch
-        (found, *_), meant = program.traced.module()(torch.from_numpy(rows[:count])), fitted.predict(rows, rng=Seed(0))
-        torch.testing.assert_close(found, meant.mean[:count], rtol=1e-4, atol=1e-5)
+        (answers, *_), meant = (
+            program.traced.module()(torch.from_numpy(rows[:count])),
+            fitted.predict(rows, rng=Seed(0)),
+        )
+        torch.testing.assert_close(answers, meant.mean[:count], rtol=1e-4, atol=1e-5)

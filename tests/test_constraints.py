@@ -21,7 +21,9 @@ def needed(lines: Iterable[str]) -> dict[str, str]:
         name = canonicalize_name(requirement.name)
         package = metadata.distribution(name)
         versions[name] = package.version.partition("+")[0]
-        for extra in {"", *requirement.extras} - {extra for known, extra in seen if known == name}:
+        for extra in {"", *requirement.extras} - {
+            extra for requirement_name, extra in seen if requirement_name == name
+        }:
             seen.add((name, extra))
             below = [Requirement(line) for line in package.requires or ()]
             todo += [r for r in below if r.marker is None or r.marker.evaluate({"extra": extra})]
@@ -45,8 +47,8 @@ def test_constraints_pin_every_package_that_the_install_needs() -> None:
     chosen = set(extras[1].split(","))
     chosen |= {e for line in optional["pipeline"] if line.startswith("bdl-pipe[") for e in Requirement(line).extras}
     lines = [*project["dependencies"], *(line for extra in chosen for line in optional[extra])]
-    found = needed(line for line in lines if not line.startswith("bdl-pipe["))
-    assert {n: v for n, v in found.items() if not n.startswith(GPU_BUILD) and installed.get(n) != v} == {}
+    names = needed(line for line in lines if not line.startswith("bdl-pipe["))
+    assert {n: v for n, v in names.items() if not n.startswith(GPU_BUILD) and installed.get(n) != v} == {}
     assert installed.keys().isdisjoint(others), "no package stands twice"
     assert {"setuptools", "packaging"} <= installed.keys(), "the install itself uses them"
     assert {canonicalize_name(Requirement(r).name) for r in optional["docs"]} <= others.keys()

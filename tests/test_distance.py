@@ -32,11 +32,11 @@ def test_distances_of_two_gaussians_equal_the_closed_forms() -> None:
     """KL = log(s/σ) + (σ² + d²)/(2s²) − 1/2 with s the other's; TV of equal variances is 2Φ(d/2σ) − 1."""
     shifts = [0.0, 0.5, 4.0]
     for sd, other in ((1.0, 1.0), (0.3, 0.9), (1.0, 0.4)):
-        found, variation = distances(gaussians([[0.0] * 3], [sd**2]), gaussians([shifts], [other**2]))
+        distance, variation = distances(gaussians([[0.0] * 3], [sd**2]), gaussians([shifts], [other**2]))
         exact = [math.log(other / sd) + (sd**2 + d**2) / (2 * other**2) - 0.5 for d in shifts]
-        assert found.tolist() == pytest.approx(exact, abs=1e-8)
+        assert distance.tolist() == pytest.approx(exact, abs=1e-8)
         swapped = [math.log(sd / other) + (other**2 + d**2) / (2 * sd**2) - 0.5 for d in shifts]
-        assert sd == other or found.tolist() != pytest.approx(swapped, rel=0.1)
+        assert sd == other or distance.tolist() != pytest.approx(swapped, rel=0.1)
         if sd == other:
             assert variation.tolist() == pytest.approx([2 * stats.norm.cdf(d / 2) - 1 for d in shifts], abs=5e-4)
 
@@ -44,7 +44,7 @@ def test_distances_of_two_gaussians_equal_the_closed_forms() -> None:
 def test_distances_of_mixtures_equal_scipys_quadrature() -> None:
     """Two rows, one of them with well separated components; the other predictive has variances of its own."""
     p, q = gaussians([[-2.0, 0.1], [1.5, 0.2]], [0.04, 0.04]), gaussians([[-1.8, 0.0], [1.0, 0.5]], [0.3, 0.1])
-    found, variation = distances(p, q)
+    distance, variation = distances(p, q)
     for row in range(2):
 
         def density(mixture: Gaussian, y: float, row: int = row) -> float:
@@ -56,7 +56,7 @@ def test_distances_of_mixtures_equal_scipys_quadrature() -> None:
 
         exact, _ = integrate.quad(term, -3.5, 3, points=[-2, 1.5], limit=400)
         total, _ = integrate.quad(lambda y: abs(density(p, y) - density(q, y)) / 2, -8, 8, points=[-2, 1.5], limit=400)
-        assert float(found[row]) == pytest.approx(exact, abs=1e-6)
+        assert float(distance[row]) == pytest.approx(exact, abs=1e-6)
         assert float(variation[row]) == pytest.approx(total, abs=1e-3)
     assert float(distances(p, p)[0].abs().max()) < 1e-12 and float(distances(p, p)[1].max()) < 1e-11
 
@@ -97,9 +97,9 @@ def changed(values: np.ndarray) -> np.ndarray:
 
 def test_a_reference_is_found_only_for_its_own_rows_and_transform(stored) -> None:
     test, reference, _ = stored
-    found = references.find(test, PLAIN)
-    assert found is not None and found.noise_variance == 0.1 and found.about["dataset"] == "d"
-    assert float((found.draws - reference.draws).abs().max()) < 2e-3  # half precision
+    references_of = references.find(test, PLAIN)
+    assert references_of is not None and references_of.noise_variance == 0.1 and references_of.about["dataset"] == "d"
+    assert float((references_of.draws - reference.draws).abs().max()) < 2e-3  # half precision
     rounded = replace(PLAIN, std=PLAIN.std * (1 + 1e-7))
     assert references.find(test, rounded) is not None  # the rounding of another processor
     inputs, targets = Examples(changed(test.inputs), test.targets), Examples(test.inputs, changed(test.targets))

@@ -53,8 +53,8 @@ RUN = [b for b in of("python") if not str(b.values[2]).startswith(NOT_RUN) and b
 
 
 def block(marker: str) -> str:
-    (found,) = [str(text) for _, _, text in (b.values for b in BLOCKS) if marker in str(text)]
-    return found
+    (block,) = [str(text) for _, _, text in (b.values for b in BLOCKS) if marker in str(text)]
+    return block
 
 
 @pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
@@ -197,10 +197,12 @@ def test_the_run_of_a_trained_module_gives_the_predictions_of_the_module(
     run = params.run("trajectory", "fashion_small-mine")
     state = run.stage.fit_one(tiny_images, {}, run.config, rng=Seed(0), report=Silent())
     inputs, _ = tiny_images.tensors("validation")
-    made = params.run("student", "fashion_small-mine")
-    last = made.stage.fit_one(tiny_images, {"trajectory": [state]}, made.config, rng=Seed(0), report=Silent())
-    found = posterior_of(last).predict(inputs, rng=Seed(0)).mean.float()
-    torch.testing.assert_close(found, module(inputs).softmax(-1).detach())
+    written_run = params.run("student", "fashion_small-mine")
+    last = written_run.stage.fit_one(
+        tiny_images, {"trajectory": [state]}, written_run.config, rng=Seed(0), report=Silent()
+    )
+    mean = posterior_of(last).predict(inputs, rng=Seed(0)).mean.float()
+    torch.testing.assert_close(mean, module(inputs).softmax(-1).detach())
 
 
 def test_the_score_of_the_docs_equals_its_formula(plugins_here: None) -> None:
@@ -212,11 +214,11 @@ def test_the_score_of_the_docs_equals_its_formula(plugins_here: None) -> None:
 def test_the_method_of_the_docs_fits_predicts_and_checks_its_config(plugins_here: None, tiny_images: FitData) -> None:
     plugins.load(["plugins/snapshots.py"])
     snapshots, trajectory = registry.METHODS["snapshots"], fit("sgd", "trajectory", tiny_images)
-    made = snapshots.stages["student"].fit_one(
+    state = snapshots.stages["student"].fit_one(
         tiny_images, {"trajectory": [trajectory]}, snapshots.config(last=2), rng=Seed(0), report=Silent()
     )
     inputs, targets = tiny_images.tensors("validation")
-    predictive = registry.posterior_of(made).predict(inputs, rng=Seed(0))
+    predictive = registry.posterior_of(state).predict(inputs, rng=Seed(0))
     assert predictive.draw_log_probs.shape == (2, len(targets), tiny_images.outputs)
     with pytest.raises(ConfigError, match=r"methods\.snapshots\.last must be > 0, got 0"):
         read(snapshots.config, {"last": 0}, "methods.snapshots")

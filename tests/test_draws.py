@@ -94,8 +94,8 @@ def test_fits_of_one_run_may_have_different_numbers_of_draws(tmp_path: Path) -> 
             parts.setdefault(name, []).append(scores.of_fit(tables[name], 0, seed))
     for name, tables in parts.items():
         pq.write_table(pa.concat_tables(tables), tmp_path / f"{name}.parquet", use_dictionary=False)
-    found = [fit.draws and fit.draws.log_probs.shape for _, fit in stored.read(tmp_path / "predictions.parquet")]
-    assert found == [(3, MOST_ROWS, 3), None, (5, MOST_ROWS, 3)]
+    shapes = [fit.draws and fit.draws.log_probs.shape for _, fit in stored.read(tmp_path / "predictions.parquet")]
+    assert shapes == [(3, MOST_ROWS, 3), None, (5, MOST_ROWS, 3)]
 
 
 def test_a_file_of_draws_without_its_columns_is_refused(tmp_path: Path) -> None:

@@ -16,15 +16,15 @@ def test_the_operations_of_convolutions_equal_the_count_by_hand(blocks: int, wid
     """
     batch, ipc, channels, side = 6, 1, 2, 8
     args = Namespace(width=width, blocks=blocks, norm="none", ipc=ipc, batch=batch, image=(channels, side, side))
-    found, moved = dry.count(dry.steps_of(args, "meta"))
+    counts, moved = dry.count(dry.steps_of(args, "meta"))
     rows, each = ipc * dry.CLASSES, list[int]()
     for block in range(blocks):
         filters = width * 2**block
         each.append(2 * 9 * channels * filters * side**2)
         channels, side = filters, side // 2
-    assert found["aten.convolution"] == (batch + 2 * rows) * sum(each)
-    assert found["aten.convolution_backward"] == rows * (sum(each) + sum(each) + sum(each[1:]))
-    assert found["aten.addmm"] + found["aten.mm"] > 6 * rows * channels * side**2 * dry.CLASSES
+    assert counts["aten.convolution"] == (batch + 2 * rows) * sum(each)
+    assert counts["aten.convolution_backward"] == rows * (sum(each) + sum(each) + sum(each[1:]))
+    assert counts["aten.addmm"] + counts["aten.mm"] > 6 * rows * channels * side**2 * dry.CLASSES
     assert moved > 4 * (batch + 2 * rows) * sum(each) / (9 * 8)  # the output of the convolutions, and more
 
 

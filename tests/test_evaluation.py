@@ -79,8 +79,8 @@ class Shared(Linear):
     """The draws of :class:`Linear` as a joint of its own."""
 
     def joint(self, inputs: Tensor, *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
-        found = joint(Linear(self.weights, self.gaussian), inputs, rng=rng)
-        return found.at(places) if isinstance(found, JointCategorical) else found
+        distribution = joint(Linear(self.weights, self.gaussian), inputs, rng=rng)
+        return distribution.at(places) if isinstance(distribution, JointCategorical) else distribution
 
 
 @dataclass(frozen=True)
@@ -161,9 +161,9 @@ def test_batch_nll_averages_over_the_batches_that_are_predicted() -> None:
     parts = np.split(logs, np.linspace(0, 61, 14).astype(int)[1:-1], axis=1)  # 61 rows in batches of at most 5
     nlls = [-scipy.special.logsumexp(part.mean(1), b=1 / 4) for part in parts]
     expected = np.average(nlls, weights=[part.shape[1] for part in parts])
-    found = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0)).metrics
-    assert found["batch_nll"] == (pytest.approx(expected, abs=1e-6), 61)
-    assert found["nll"][0] < expected - 1e-3 and expected < -logs.mean() - 1e-3
+    metrics = evaluation.score_clean(fitted, split, EvaluateConfig(15, 5, 500), Seed(0)).metrics
+    assert metrics["batch_nll"] == (pytest.approx(expected, abs=1e-6), 61)
+    assert metrics["nll"][0] < expected - 1e-3 and expected < -logs.mean() - 1e-3
 
 
 def test_one_draw_has_no_mutual_information_and_a_joint_gap_of_zero() -> None:
@@ -178,11 +178,11 @@ def test_draws_that_are_sure_of_different_classes_have_the_closed_form_joint_gap
     """Each of two draws is sure of its own class for all rows; all labels are the class of the first draw."""
     weights = torch.tensor([[[4.0, 0.0, 0.0], [0, 0, 0]], [[0.0, 4.0, 0.0], [0, 0, 0]]])
     split = Examples(np.ones((40, 2)), np.zeros(40, dtype=int))
-    found = evaluation.score_clean(Predictor(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
+    metrics = evaluation.score_clean(Predictor(Linear(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
     sure, other = math.exp(4) / (math.exp(4) + 2), 1 / (math.exp(4) + 2)
     joint = (sure**2 + other**2) / 2
-    assert found["joint_nll"][0] == pytest.approx(-math.log(joint), rel=1e-5)
-    assert found["joint_gap"][0] == pytest.approx(math.log(joint / ((sure + other) / 2) ** 2), rel=1e-5)
+    assert metrics["joint_nll"][0] == pytest.approx(-math.log(joint), rel=1e-5)
+    assert metrics["joint_gap"][0] == pytest.approx(math.log(joint / ((sure + other) / 2) ** 2), rel=1e-5)
 
 
 JOINT = [f"joint_{what}_{size}" for size in (2, 5, 20) for what in ("nll", "gap")]
@@ -191,10 +191,10 @@ JOINT = [f"joint_{what}_{size}" for size in (2, 5, 20) for what in ("nll", "gap"
 def test_joint_scores_of_groups_around_two_anchors_equal_a_sum_by_hand() -> None:
     """Classes: each observation of a group is a neighbour of one of two anchors; all posteriors have equal groups."""
     fitted, split, probs = classes(draws=4)
-    found = evaluation.score_clean(fitted, split, GROUPS, Seed(0)).metrics
+    metrics = evaluation.score_clean(fitted, split, GROUPS, Seed(0)).metrics
     without = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).metrics
-    assert {name: found[name] for name in without} == without
-    assert [name for name in found if name not in without] == JOINT
+    assert {name: metrics[name] for name in without} == without
+    assert [name for name in metrics if name not in without] == JOINT
     anchors = random_pairs(61, 500, Seed(0).fold("elsewhere"))[:40]
     places = dyadic_places(61, 40, Seed(0))
     assert set(places.unique().tolist()) == {0, 1} and 0.4 < places.double().mean() < 0.6
@@ -203,19 +203,19 @@ def test_joint_scores_of_groups_around_two_anchors_equal_a_sum_by_hand() -> None
         rows = neighbours(torch.tensor(split.inputs), anchors, places)[:, :size].numpy()
         joint = scipy.special.logsumexp(logs[:, rows].sum(-1), axis=0) - math.log(4)
         product = np.log(probs[rows, split.targets[rows]]).sum(-1)
-        assert found[f"joint_nll_{size}"] == (pytest.approx(-joint.mean(), rel=1e-5), 40)
-        assert found[f"joint_gap_{size}"] == (pytest.approx((joint - product).mean(), abs=1e-5), 40)
-    assert found["joint_draws"] == (4, 1)
+        assert metrics[f"joint_nll_{size}"] == (pytest.approx(-joint.mean(), rel=1e-5), 40)
+        assert metrics[f"joint_gap_{size}"] == (pytest.approx((joint - product).mean(), abs=1e-5), 40)
+    assert metrics["joint_draws"] == (4, 1)
 
 
 def test_a_joint_score_is_the_mean_over_blocks_of_twenty_draws() -> None:
     """500 draws score as 20 do on average, and would score better if they were mixed all at once; 45 are two blocks."""
     terms, groups = torch.tensor(Seed(11).numpy().normal(-1, 2, size=(45, 80))), torch.arange(80).view(4, 20)
-    found, _ = GroupLogProbs.of_terms(terms, groups).scores(20)
+    log_probs, _ = GroupLogProbs.of_terms(terms, groups).scores(20)
     logs = terms[:, groups].sum(-1).numpy()  # [draw, group]
     blocks = [scipy.special.logsumexp(logs[at : at + 20], axis=0) - math.log(20) for at in (0, 20)]
-    assert found.value == pytest.approx(-np.mean(blocks), rel=1e-12)
-    assert found.value > -np.mean(scipy.special.logsumexp(logs, axis=0) - math.log(45)) + 0.1
+    assert log_probs.value == pytest.approx(-np.mean(blocks), rel=1e-12)
+    assert log_probs.value > -np.mean(scipy.special.logsumexp(logs, axis=0) - math.log(45)) + 0.1
     few, _ = GroupLogProbs.of_terms(terms[:5], groups).scores(20)
     assert few.value == pytest.approx(-np.mean(scipy.special.logsumexp(logs[:5], axis=0) - math.log(5)), rel=1e-12)
 
@@ -225,12 +225,12 @@ def test_a_gaussian_over_functions_is_scored_by_its_functions_and_not_as_a_produ
     fitted, split, _ = classes(draws=1)
     weights = fitted.posterior.weights
     drawn = weights + torch.randn(20_000, *weights.shape[1:], generator=torch.Generator().manual_seed(0)).double()
-    found = evaluation.score_clean(Predictor(Functions(weights), PLAIN), split, GROUPS, Seed(0)).metrics
+    metrics = evaluation.score_clean(Predictor(Functions(weights), PLAIN), split, GROUPS, Seed(0)).metrics
     expected = evaluation.score_clean(Predictor(Linear(drawn), PLAIN), split, GROUPS, Seed(0)).metrics
     for name in JOINT:
-        assert found[name] == (pytest.approx(expected[name][0], abs=0.5 if "20" in name else 0.05), 40)
-    assert found["joint_draws"] == (20, 1)
-    assert found["joint_gap"][1] == 40 and abs(found["joint_gap"][0]) > 1e-3
+        assert metrics[name] == (pytest.approx(expected[name][0], abs=0.5 if "20" in name else 0.05), 40)
+    assert metrics["joint_draws"] == (20, 1)
+    assert metrics["joint_gap"][1] == 40 and abs(metrics["joint_gap"][0]) > 1e-3
     none = evaluation.score_clean(Predictor(Functions(weights), PLAIN), split, SETTINGS, Seed(0)).metrics
     assert not {"joint_nll", "joint_gap"} & set(none), "one draw would be a gap of 0"
 
@@ -240,8 +240,8 @@ def test_joint_scores_of_regression_are_of_neighbours_in_original_units() -> Non
     random = Seed(8).numpy()
     inputs, targets = random.normal(size=(30, 2)), 50 + 10 * random.normal(size=(30, 1))
     split, mean = Examples(inputs, targets), torch.tensor(random.normal(size=(1, 2, 1)))
-    found = evaluation.score_clean(Predictor(Functions(mean, gaussian=True), WIDE), split, GROUPS, Seed(0)).metrics
-    assert [name for name in found if "joint" in name] == [*JOINT, "joint_draws"] and found["joint_draws"] == (0, 1)
+    metrics = evaluation.score_clean(Predictor(Functions(mean, gaussian=True), WIDE), split, GROUPS, Seed(0)).metrics
+    assert [name for name in metrics if "joint" in name] == [*JOINT, "joint_draws"] and metrics["joint_draws"] == (0, 1)
     rows = neighbours(torch.tensor(inputs), random_pairs(30, 500, Seed(0))[:40], dyadic_places(30, 40, Seed(0))).numpy()
     x, z = inputs[rows], (targets[rows, 0] - 50) / 10
     covariance = x @ x.transpose(0, 2, 1) + 0.3 * np.eye(20)
@@ -251,7 +251,7 @@ def test_joint_scores_of_regression_are_of_neighbours_in_original_units() -> Non
             for a, c in zip(x, covariance, strict=True)
         )
         expected = size * math.log(10) - np.mean([law.logpdf(y[:size]) for law, y in zip(laws, z, strict=True)])
-        assert found[f"joint_nll_{size}"] == (pytest.approx(expected, rel=1e-5), 40)
+        assert metrics[f"joint_nll_{size}"] == (pytest.approx(expected, rel=1e-5), 40)
     drawn, nine = Predictor(Linear(mean, gaussian=True), WIDE), Examples(inputs[:9], targets[:9])
     whole, few = (evaluation.score_clean(drawn, rows, GROUPS, Seed(0)).metrics for rows in (split, nine))
     assert whole["joint_gap_20"][0] == pytest.approx(0, abs=1e-12)
@@ -264,23 +264,23 @@ def test_the_own_joint_of_a_posterior_by_draws_has_the_scores_of_the_draws(gauss
     weights, inputs = torch.tensor(random.normal(size=(4, 2, 3))), random.normal(size=(30, 2))
     targets = random.normal(size=(30, 3)) if gaussian else random.integers(3, size=30)
     fits, rows = [Predictor(kind(weights, gaussian), PLAIN) for kind in (Shared, Linear)], Examples(inputs, targets)
-    found, expected = (evaluation.score_clean(fitted, rows, GROUPS, Seed(0)).metrics for fitted in fits)
+    metrics, expected = (evaluation.score_clean(fitted, rows, GROUPS, Seed(0)).metrics for fitted in fits)
     for name in JOINT:
-        assert found[name] == (pytest.approx(expected[name][0], abs=1e-5), expected[name][1])
+        assert metrics[name] == (pytest.approx(expected[name][0], abs=1e-5), expected[name][1])
 
 
 def test_neighbours_are_the_nearest_rows_that_are_not_yet_taken() -> None:
     random = Seed(9).numpy()
     inputs, anchors = torch.tensor(random.normal(size=(12, 3))), torch.tensor([[3, 7], [0, 1]])
     places = torch.tensor(random.integers(2, size=(2, 12)))
-    found = neighbours(inputs, anchors, places)
+    places_of = neighbours(inputs, anchors, places)
     for group in range(2):
-        left = set(range(12))
-        for row, place in zip(found[group].tolist(), places[group].tolist(), strict=True):
+        rest = set(range(12))
+        for row, place in zip(places_of[group].tolist(), places[group].tolist(), strict=True):
             distance = (inputs - inputs[anchors[group, place]]).norm(dim=1)
-            assert row == min(left, key=lambda other: float(distance[other]))
-            left.remove(row)
-    assert torch.equal(neighbours(inputs, anchors, places[:, :5]), found[:, :5])
+            assert row == min(rest, key=lambda other: float(distance[other]))
+            rest.remove(row)
+    assert torch.equal(neighbours(inputs, anchors, places[:, :5]), places_of[:, :5])
     with pytest.raises(DataError, match=r"^a group must have at most 12 inputs, as many as there are rows, got 13$"):
         neighbours(inputs, anchors, torch.zeros(2, 13, dtype=torch.long))
 
@@ -291,12 +291,12 @@ def test_the_probability_of_the_same_class_along_a_line_equals_a_sum_over_draws_
     first, second = torch.tensor(split.inputs[:2])
     at = first + torch.linspace(0, 1, 5).double()[:, None] * (second - first)
     for options in ({}, {"anchor": 0.5}, {"anchor": 0.3}):
-        found = evaluation.same_class_along(fitted.posterior, first, second, steps=5, rng=Seed(0), **options)
+        shares = evaluation.same_class_along(fitted.posterior, first, second, steps=5, rng=Seed(0), **options)
         one = (first + options.get("anchor", 0.0) * (second - first)).numpy()
         expected = enumerated(fitted, np.tile(one, (5, 1)), at.numpy())
-        assert found["share"].to_pylist() == [0, 0.25, 0.5, 0.75, 1]
-        np.testing.assert_allclose(found["joint"], expected[0], rtol=1e-6)
-        np.testing.assert_allclose(found["product"], expected[1], rtol=1e-6)
+        assert shares["share"].to_pylist() == [0, 0.25, 0.5, 0.75, 1]
+        np.testing.assert_allclose(shares["joint"], expected[0], rtol=1e-6)
+        np.testing.assert_allclose(shares["product"], expected[1], rtol=1e-6)
     wrong: list[tuple[Any, Tensor, int, str]] = [
         (fitted.posterior, second, 1, "ConfigError: steps must be > 1, got 1"),
         (fitted.posterior, second[:1], 3, "DataError: second must have the shape of first, (2,), got (1,)"),
@@ -326,8 +326,8 @@ def test_pairs_are_the_nearest_rows_of_different_classes() -> None:
         if distance > 0 and targets[a] != targets[b] and not {a, b} & taken:
             expected.append((a, b))
             taken |= {a, b}
-    found = nearest_pairs(torch.tensor(inputs), targets, 100)
-    assert found == expected and nearest_pairs(torch.tensor(inputs), targets, 4) == expected[:4]
+    closest = nearest_pairs(torch.tensor(inputs), targets, 100)
+    assert closest == expected and nearest_pairs(torch.tensor(inputs), targets, 4) == expected[:4]
     nearest = next((a, b) for distance, a, b in by_distance if distance > 0)
     assert targets[nearest[0]] == targets[nearest[1]], "the nearest rows have one class, so that the classes matter"
     assert nearest_pairs(torch.zeros(5, 2), np.arange(5), 3) == nearest_pairs(torch.ones(1, 2), np.arange(1), 3) == []
@@ -342,9 +342,9 @@ def test_the_same_class_line_is_the_mean_over_pairs() -> None:
     fitted = Predictor(Linear(weights), Transform("table", torch.full((2,), 0.5), torch.tensor([1.0, 3.0])))
     result = evaluation.score_clean(fitted, Examples(inputs, targets), GROUPS, Seed(0))
     assert result.line is not None and result.tables["same_class"] is result.line
-    found = result.line.to_pydict()
-    assert list(found) == ["share", "joint", "product"]
-    np.testing.assert_allclose(found["share"], np.arange(21) / 20, rtol=1e-6)
+    columns = result.line.to_pydict()
+    assert list(columns) == ["share", "joint", "product"]
+    np.testing.assert_allclose(columns["share"], np.arange(21) / 20, rtol=1e-6)
     seen = fitted.transform.inputs(inputs).double().numpy()
     pairs = nearest_pairs(torch.tensor(seen[:500]), targets[:500], 10)
     assert len(pairs) == 10 and pairs != nearest_pairs(torch.tensor(inputs[:500]), targets[:500], 10)
@@ -353,15 +353,19 @@ def test_the_same_class_line_is_the_mean_over_pairs() -> None:
         line = seen[a] + share * (seen[b] - seen[a])
         both.append(enumerated(fitted, np.tile(line[10], (21, 1)), line))
     for name, expected in zip(("joint", "product"), np.mean(both, axis=0), strict=True):
-        np.testing.assert_allclose(found[name], expected, rtol=1e-5)
-    gap = np.subtract(found["joint"], found["product"])
+        np.testing.assert_allclose(columns[name], expected, rtol=1e-5)
+    gap = np.subtract(columns["joint"], columns["product"])
     assert gap[10] > 0.01 and gap[10] == pytest.approx(gap.max(), rel=0.2)
     one = Predictor(Linear(weights[:1]), fitted.transform)
     alone = evaluation.score_clean(one, Examples(inputs, targets), GROUPS, Seed(0)).line
     assert alone is not None
     np.testing.assert_allclose(alone["joint"], alone["product"], rtol=1e-12)
-    own, rows, changed = Predictor(Shared(weights), fitted.transform), Examples(inputs, targets), np.roll(targets, 1)
-    assert evaluation.score_clean(own, rows, GROUPS, Seed(0)).line == result.line
+    predictor, rows, changed = (
+        Predictor(Shared(weights), fitted.transform),
+        Examples(inputs, targets),
+        np.roll(targets, 1),
+    )
+    assert evaluation.score_clean(predictor, rows, GROUPS, Seed(0)).line == result.line
     assert evaluation.score_clean(fitted, Examples(inputs, changed), GROUPS, Seed(0)).line != result.line
 
 
@@ -370,8 +374,8 @@ def test_no_same_class_line_exists_without_groups_pairs_or_classes() -> None:
     one_class, regression = Examples(split.inputs, 0 * split.targets), Examples(split.inputs, split.inputs[:, :1])
     gaussian = Predictor(Linear(torch.ones(2, 2, 1).double(), gaussian=True), PLAIN)
     asked = [(fitted, split, SETTINGS), (fitted, one_class, GROUPS), (gaussian, regression, GROUPS)]
-    for posterior, rows, how in asked:
-        without = evaluation.score_clean(posterior, rows, how, Seed(0))
+    for posterior, rows, options in asked:
+        without = evaluation.score_clean(posterior, rows, options, Seed(0))
         assert without.line is None and "same_class" not in without.tables
 
 
@@ -394,14 +398,14 @@ def test_score_classification_gives_the_clean_scores_on_clean_rows() -> None:
 def test_unfamiliar_data_are_scored_by_every_ood_score_of_the_posterior() -> None:
     """Rows at the origin are uniform under every draw: least confident, and with no disagreement."""
     fitted, split, probs = classes(draws=4)
-    known = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_distribution_scores
-    np.testing.assert_allclose(np.exp(known["max_prob"]), probs.max(1), atol=1e-6)
-    found = evaluation.score_ood(fitted, np.zeros((9, 2)), known, SETTINGS, Seed(0))
+    clean = evaluation.score_clean(fitted, split, SETTINGS, Seed(0)).in_distribution_scores
+    np.testing.assert_allclose(np.exp(clean["max_prob"]), probs.max(1), atol=1e-6)
+    scores = evaluation.score_ood(fitted, np.zeros((9, 2)), clean, SETTINGS, Seed(0))
     names = ("auroc", "aupr_in", "aupr_out", "fpr95")
-    assert {score: {*by} for score, by in found.items()} == {"max_prob": {*names}, "mutual_information": {*names}}
-    assert found["max_prob"]["auroc"] == (1.0, 70)
-    assert found["max_prob"]["fpr95"] == (0.0, 70)
-    assert found["mutual_information"]["auroc"] == (0.0, 70)  # no disagreement looks familiar
+    assert {score: {*by} for score, by in scores.items()} == {"max_prob": {*names}, "mutual_information": {*names}}
+    assert scores["max_prob"]["auroc"] == (1.0, 70)
+    assert scores["max_prob"]["fpr95"] == (0.0, 70)
+    assert scores["mutual_information"]["auroc"] == (0.0, 70)  # no disagreement looks familiar
 
 
 @pytest.mark.parametrize("draws", [1, 4])
@@ -415,12 +419,12 @@ def test_a_feature_density_is_an_ood_score_of_its_own(draws: int) -> None:
     assert set(result.in_distribution_scores) == set(plain.in_distribution_scores) | {"feature_density"}
     np.testing.assert_allclose(result.in_distribution_scores["feature_density"], -(split.inputs**2).sum(1), rtol=1e-5)
     near, far = split.inputs[:20] * 0.01, split.inputs[:30] + 50
-    found = evaluation.score_ood(dense, far, result.in_distribution_scores, SETTINGS, Seed(0))
+    scores = evaluation.score_ood(dense, far, result.in_distribution_scores, SETTINGS, Seed(0))
     before = evaluation.score_ood(fitted, far, plain.in_distribution_scores, SETTINGS, Seed(0))
-    assert set(found) == set(before) | {"feature_density"}
-    assert {name: found[name] for name in before} == before
-    assert found["feature_density"]["auroc"] == (1.0, 91)
-    assert found["max_prob"]["auroc"][0] < 0.5
+    assert set(scores) == set(before) | {"feature_density"}
+    assert {name: scores[name] for name in before} == before
+    assert scores["feature_density"]["auroc"] == (1.0, 91)
+    assert scores["max_prob"]["auroc"][0] < 0.5
     nearer = evaluation.score_ood(dense, near, result.in_distribution_scores, SETTINGS, Seed(0))
     assert nearer["feature_density"]["auroc"][0] < 0.05
 
@@ -433,15 +437,15 @@ def test_regression_is_scored_in_original_units() -> None:
     result = evaluation.score_clean(fitted, Examples(inputs, targets), SETTINGS, Seed(0))
     draws = 50 + 10 * np.einsum("bf,sfo->sbo", inputs, weights)
     density = (np.exp(-0.5 * ((targets - draws) / 10) ** 2) / (10 * np.sqrt(2 * np.pi))).mean(0)
-    found = {name: value for name, (value, _) in result.metrics.items()}
+    values = {name: value for name, (value, _) in result.metrics.items()}
     more = {"log_likelihood_normalised", "noise_ratio"}
-    assert set(found) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"} | more
-    assert found["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, draws.mean(0)), rel=1e-5)
-    assert found["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-5)
-    assert found["log_likelihood"] == -found["nll"]
+    assert set(values) == {"rmse", "nll", "log_likelihood", "coverage_90", "width_90", "crps"} | more
+    assert values["rmse"] == pytest.approx(sklearn.metrics.root_mean_squared_error(targets, draws.mean(0)), rel=1e-5)
+    assert values["nll"] == pytest.approx(-np.log(density).mean(), rel=1e-5)
+    assert values["log_likelihood"] == -values["nll"]
     standard, z = np.einsum("bf,sfo->sbo", inputs, weights), (targets - 50) / 10
     density = (np.exp(-0.5 * (z - standard) ** 2) / np.sqrt(2 * np.pi)).mean(0)
-    assert found["log_likelihood_normalised"] == pytest.approx(np.log(density).mean(), rel=1e-5)
+    assert values["log_likelihood_normalised"] == pytest.approx(np.log(density).mean(), rel=1e-5)
     columns = ["row", "target", "mean", "variance", "q05", "q50", "q95", "pit", "log_prob"]
     assert list(result.predictions.column_names) == columns
     np.testing.assert_allclose(result.predictions["mean"], draws.mean(0)[:, 0], rtol=1e-5)
@@ -495,19 +499,19 @@ def test_noise_ratio_is_of_the_likelihood_and_not_of_the_predictive_variance() -
     for (kind, ratio), transform in itertools.product(expected.items(), (PLAIN, logs)):
         posterior = kind(weights, gaussian=True)
         split = Examples(inputs, np.exp(inputs[:, :1]))
-        found = evaluation.score_clean(Predictor(posterior, transform), split, EvaluateConfig(15, 8, 0), Seed(0))
-        assert found.metrics["noise_ratio"] == (pytest.approx(ratio, rel=1e-4), 30)
+        scored = evaluation.score_clean(Predictor(posterior, transform), split, EvaluateConfig(15, 8, 0), Seed(0))
+        assert scored.metrics["noise_ratio"] == (pytest.approx(ratio, rel=1e-4), 30)
         total = posterior.predict(x, rng=Seed(0)).variance
         assert abs(float(total.max() / total.min()) / ratio - 1) > 0.1
 
 
 def test_the_cost_counts_stored_parameters_and_bytes() -> None:
     fitted, split, _ = classes(draws=4)
-    found = evaluation.measure_cost(fitted, split.inputs, SETTINGS, Seed(0))
-    assert found["parameters"][0] == 4 * 2 * 3
-    assert 4 * 2 * 3 * 8 < found["bytes"][0] < 4 * 2 * 3 * 8 + 200  # float64, and a header
-    assert found["seconds_per_1000"][0] > 0
-    assert found["seconds_per_1000"][1] == 2 * SETTINGS.batch
+    cost = evaluation.measure_cost(fitted, split.inputs, SETTINGS, Seed(0))
+    assert cost["parameters"][0] == 4 * 2 * 3
+    assert 4 * 2 * 3 * 8 < cost["bytes"][0] < 4 * 2 * 3 * 8 + 200  # float64, and a header
+    assert cost["seconds_per_1000"][0] > 0
+    assert cost["seconds_per_1000"][1] == 2 * SETTINGS.batch
 
 
 def test_predictions_that_are_not_finite_are_refused() -> None:
@@ -530,15 +534,15 @@ def test_score_all_names_each_score_by_its_quantity() -> None:
     weights, random = torch.randn(3, 2, 4, generator=torch.Generator().manual_seed(0)), np.random.default_rng(0)
     fitted = Predictor(Linear(weights), PLAIN)
     test, other = (Examples(random.normal(size=(n, 2)), random.integers(0, 4, n)) for n in (20, 9))
-    found, clean = evaluation.score_all(fitted, test, SETTINGS, Seed(0), ood={"o": other}, transfer={"t": other})
+    scores, clean = evaluation.score_all(fitted, test, SETTINGS, Seed(0), ood={"o": other}, transfer={"t": other})
     shifted = evaluation.score_classification(fitted, other, SETTINGS, Seed(0))
     by_score = evaluation.score_ood(fitted, other.inputs, clean.in_distribution_scores, SETTINGS, Seed(0))
     expected = {Quantity(metric): figure for metric, figure in clean.metrics.items()}
     for score, figures in by_score.items():
         expected |= {Quantity(metric, "ood", "o", score=score): figure for metric, figure in figures.items()}
     expected |= {Quantity(metric, "transfer", "t"): figure for metric, figure in shifted.items()}
-    assert {of: figure for of, figure in found.items() if of.set != "cost"} == expected
-    costs = {of.metric for of in found if of.set == "cost"}
+    assert {of: figure for of, figure in scores.items() if of.set != "cost"} == expected
+    costs = {of.metric for of in scores if of.set == "cost"}
     assert costs == {"parameters", "bytes", "seconds_per_1000"}
     corrupted = evaluation.score_corrupted(fitted, "fog", [(2, other)], SETTINGS, Seed(0))
     assert corrupted == {Quantity(metric, "corrupted", "fog", 2): figure for metric, figure in shifted.items()}

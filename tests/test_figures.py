@@ -61,8 +61,8 @@ def test_curves_are_in_per_cent_sorted_from_the_highest_without_non_finite_value
     def curve(name: str, *means: float) -> Curve:
         return Curve(name, Mark(), [(x, Estimate(mean, None, 1)) for x, mean in enumerate(means)])
 
-    given = [curve("low", 0.5, 0.25), curve("high", 0.75, math.nan), curve("none", math.nan)]
-    drawing = figures.curves(given, "accuracy", "severity", "accuracy at the end")
+    curves = [curve("low", 0.5, 0.25), curve("high", 0.75, math.nan), curve("none", math.nan)]
+    drawing = figures.curves(curves, "accuracy", "severity", "accuracy at the end")
     (axes,) = drawing.figure.axes
     assert list(axes.lines[0].get_ydata()) == [75.0] and [50.0, 25.0] in [list(line.get_ydata()) for line in axes.lines]
     assert axes.get_legend_handles_labels()[1] == ["high", "low"] and axes.get_xlabel() == "severity"

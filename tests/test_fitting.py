@@ -32,13 +32,13 @@ def chain(step: float, data: FitData, report: Report) -> State:
 
 def test_a_chain_that_diverges_is_repeated_at_a_smaller_step(tiny: dict[str, FitData]) -> None:
     data = tiny["regression"]
-    found = chain(0.01, data, Silent())
-    share = found.config[fitting.RATE_SHARE]
+    states = chain(0.01, data, Silent())
+    share = states.config[fitting.RATE_SHARE]
     assert share in (0.3, 0.3**2, 0.3**3)
     direct = chain(0.01 * share, data, Silent())
     assert fitting.RATE_SHARE not in direct.config
     for name, tensor in direct.tensors.items():
-        assert torch.equal(tensor, found.tensors[name])
+        assert torch.equal(tensor, states.tensors[name])
     with pytest.raises(Diverged):
         chain(1e6, data, Silent())
 
@@ -102,5 +102,5 @@ def test_the_seeds_of_tables_are_fitted_together() -> None:
         one, Rows.input_shape = fitting.SeedFit("data", {kind: []}, Seed(0)), shape
         calls = fitting.grouped(StageSpec(fit_many=many), 0.5, [one] * seeds, [Rows()] * seeds)  # type: ignore[arg-type,list-item]
         assert [len(call.seeds) for call in calls] == sizes
-        values = [float(made.tensors["x"]) for call in calls for made in call.states(Silent())]
+        values = [float(fitted.tensors["x"]) for call in calls for fitted in call.states(Silent())]
         assert values == [0.5 * size for size in sizes for _ in range(size)]

@@ -50,13 +50,13 @@ def classes() -> JointCategorical:
 def test_a_joint_sums_to_one_over_all_labels_and_equals_the_mixture(classes: JointCategorical) -> None:
     probs, total, alike = classes.draw_log_probs.exp().numpy(), 0.0, 0.0
     for labels in itertools.product(range(3), repeat=3):
-        found = classes.log_prob(torch.tensor([labels, labels])).exp().numpy()
+        probabilities = classes.log_prob(torch.tensor([labels, labels])).exp().numpy()
         rows = probs[:, :, np.arange(3), labels]  # [draw, group, row]
-        np.testing.assert_allclose(found, rows.prod(-1).mean(0), rtol=1e-12)
+        np.testing.assert_allclose(probabilities, rows.prod(-1).mean(0), rtol=1e-12)
         np.testing.assert_allclose(
             classes.marginal_log_prob(torch.tensor([labels, labels])).exp(), rows.mean(0).prod(-1), rtol=1e-12
         )
-        total, alike = total + found, alike + found * (len(set(labels)) == 1)
+        total, alike = total + probabilities, alike + probabilities * (len(set(labels)) == 1)
     np.testing.assert_allclose(total, 1, rtol=1e-12)
     np.testing.assert_allclose(classes.same_class(), alike, rtol=1e-12)
     np.testing.assert_allclose(classes.marginal_same_class(), (probs.mean(0).prod(1)).sum(-1), rtol=1e-12)
@@ -79,41 +79,41 @@ def gaussians() -> tuple[JointGaussian, Tensor, Tensor]:
     """Two draws, two groups of three rows, two outputs; the whole covariance [draw, group, output, row, row]."""
     root = draw(1, 2, 2, 2, 3, 3)
     covariance, variance = root @ root.mT, draw(2, 2, 2, 3, 2).exp()
-    found = JointGaussian(draw(3, 2, 2, 3, 2), variance, covariance)
-    return found, covariance + torch.diag_embed(variance.mT), draw(4, 2, 3, 2)
+    joint = JointGaussian(draw(3, 2, 2, 3, 2), variance, covariance)
+    return joint, covariance + torch.diag_embed(variance.mT), draw(4, 2, 3, 2)
 
 
 def test_a_gaussian_joint_equals_the_mixture_of_multivariate_normals() -> None:
-    found, whole, targets = gaussians()
+    joint, whole, targets = gaussians()
     for group, rows in itertools.product(range(2), (1, 2, 3)):
-        means, covariances = found.mean[:, group, :rows], whole[:, group, :, :rows, :rows]
+        means, covariances = joint.mean[:, group, :rows], whole[:, group, :, :rows, :rows]
         each = [
             sum(dense_log_prob(mean[:, k], covariance[k], targets[group, :rows, k]) for k in range(2))
             for mean, covariance in zip(means, covariances, strict=True)
         ]
         expected = np.logaddexp(*each) - math.log(2)
-        assert float(found.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-10)
+        assert float(joint.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-10)
 
 
 def test_the_marginals_of_a_gaussian_joint_equal_the_predictive() -> None:
-    found, whole, targets = gaussians()
+    joint, whole, targets = gaussians()
     variance = whole.diagonal(dim1=-2, dim2=-1).mT
-    predictive = Gaussian(found.mean.flatten(1, 2), variance.flatten(1, 2))
+    predictive = Gaussian(joint.mean.flatten(1, 2), variance.flatten(1, 2))
     expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
-    torch.testing.assert_close(found.row_log_prob(targets), expected)
-    without = JointGaussian(found.mean, variance)  # the wrong variant: no cross terms
+    torch.testing.assert_close(joint.row_log_prob(targets), expected)
+    without = JointGaussian(joint.mean, variance)  # the wrong variant: no cross terms
     torch.testing.assert_close(without.row_log_prob(targets), expected)
-    assert (without.log_prob(targets) - found.log_prob(targets)).abs().min() > 1e-2
+    assert (without.log_prob(targets) - joint.log_prob(targets)).abs().min() > 1e-2
 
 
 def test_a_joint_by_draws_of_a_collapsed_mixture_is_the_mixture_of_products() -> None:
     part = Linear(draw(5, 4, 6, 2), draw(6, 4, 6, 2, 3).abs(), draw(7, 4, 6, 2).abs() + 3)
     predictive, targets = CollapsedMixture(part, 0.1), draw(8, 2, 3, 2)
-    found = JointContinuous(predictive, (2, 3, 2), 4)
+    joint = JointContinuous(predictive, (2, 3, 2), 4)
     terms = predictive.draw_log_prob(targets.flatten(0, 1)).unflatten(1, (2, 3))
-    torch.testing.assert_close(found.log_prob(targets), terms.sum(-1).logsumexp(0) - math.log(4))
+    torch.testing.assert_close(joint.log_prob(targets), terms.sum(-1).logsumexp(0) - math.log(4))
     expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
-    torch.testing.assert_close(found.row_log_prob(targets), expected)
+    torch.testing.assert_close(joint.row_log_prob(targets), expected)
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -122,15 +122,15 @@ def test_own_units_change_the_densities_and_not_the_gap(log: bool) -> None:
     shift, scale = torch.tensor([0.5, -1.0]).double(), torch.tensor([0.3, 2.0]).double()
     targets = shift + scale * standard
     targets = targets.exp() if log else targets
-    found = JointInOwnUnits(base, shift, scale, log)
+    joint = JointInOwnUnits(base, shift, scale, log)
     variance = base.variance + base.covariance.diagonal(dim1=-2, dim2=-1).mT  # type: ignore[union-attr]
     rescaled = Gaussian(base.mean.flatten(1, 2), variance.flatten(1, 2)).rescale(shift, scale)
     predictive = Exponential(rescaled) if log else rescaled
     expected = predictive.log_prob(targets.flatten(0, 1)).unflatten(0, (2, 3))
-    torch.testing.assert_close(found.row_log_prob(targets), expected)
-    torch.testing.assert_close(found.gap(targets), base.gap(standard))
+    torch.testing.assert_close(joint.row_log_prob(targets), expected)
+    torch.testing.assert_close(joint.gap(targets), base.gap(standard))
     if log:
-        assert found.log_prob(-targets).tolist() == [-math.inf, -math.inf]
+        assert joint.log_prob(-targets).tolist() == [-math.inf, -math.inf]
 
 
 @pytest.mark.parametrize(("form", "rank"), FORMS)
@@ -138,16 +138,16 @@ def test_the_functions_of_a_variational_layer_have_the_dense_covariance(form: st
     features = draw(1, 2, 4, 5)
     regression = perturbed(Regression(5, 2, covariance=form, rank=rank))
     (dense,) = regression.covariance().matrix()
-    found, targets = regression.functions(features), draw(2, 2, 4, 2)
+    joint, targets = regression.functions(features), draw(2, 2, 4, 2)
     noise = regression.noise_covariance.diagonal()
-    joint_density = found.joint(None, draws=1, rng=Seed(0)).log_prob(targets).detach()
+    joint_density = joint.joint(None, draws=1, rng=Seed(0)).log_prob(targets).detach()
     eye = torch.eye(4).double()
     for group, phi in enumerate(features):
         mean, inside = (phi @ regression.mean.mT).detach(), (phi @ dense @ phi.T).detach()
         whole = [inside + variance.detach() * eye for variance in noise]
         expected = sum(dense_log_prob(mean[:, k], whole[k], targets[group, :, k]) for k in range(2))
         assert float(joint_density[group]) == pytest.approx(expected, rel=1e-9)
-    single = found.joint(None, draws=1, rng=Seed(0)).row_log_prob(targets)
+    single = joint.joint(None, draws=1, rng=Seed(0)).row_log_prob(targets)
     expected_rows = regression.predict(features.flatten(0, 1)).log_prob(targets.flatten(0, 1))
     torch.testing.assert_close(single.flatten(), expected_rows)
     discriminative = perturbed(Discriminative(5, 3, covariance=form, rank=rank))
@@ -176,9 +176,9 @@ def test_one_input_twice_under_a_discriminative_layer_equals_the_integral() -> N
     mean = float(functions.mean[0, 0, 0].diff().detach())
     variance, noise = float(functions.covariance[0, 0, :, 0, 0].sum().detach()), float(functions.noise.sum().detach())
     expected, product = same_class_twice(mean, variance, noise)
-    found = functions.joint(twice, draws=40_000, rng=Seed(0))
+    sampled = functions.joint(twice, draws=40_000, rng=Seed(0))
     listed = layer.functions(features.expand(1, 2, 2)).joint(None, draws=40_000, rng=Seed(1))
-    for one in (found, listed):
+    for one in (sampled, listed):
         assert isinstance(one, JointCategorical)
         assert float(one.same_class()) == pytest.approx(expected, abs=0.006)  # 4 standard errors of at most .0015
         assert float(one.marginal_same_class()) == pytest.approx(product, abs=0.012)
@@ -202,11 +202,11 @@ def test_the_functions_of_a_coreset_head_have_the_covariance_of_the_head(rows: i
     head = solve(draw(1, rows, 5), draw(2, rows, 3), rho=0.7, gamma=20.0)
     assert (head.features is None) == (rows == 9)
     phi = draw(3, 2, 4, 5)
-    found = head.functions(phi)
-    torch.testing.assert_close(found.covariance[0, :, 0], phi @ head.covariance() @ phi.mT)
-    torch.testing.assert_close(found.mean[0], phi @ head.mean)
+    functions = head.functions(phi)
+    torch.testing.assert_close(functions.covariance[0, :, 0], phi @ head.covariance() @ phi.mT)
+    torch.testing.assert_close(functions.mean[0], phi @ head.mean)
     _, variance = head.logit_moments(phi.flatten(0, 1))
-    torch.testing.assert_close(found.covariance[0, :, 0].diagonal(dim1=-2, dim2=-1).flatten(), variance)
+    torch.testing.assert_close(functions.covariance[0, :, 0].diagonal(dim1=-2, dim2=-1).flatten(), variance)
 
 
 def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> None:
@@ -216,7 +216,7 @@ def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> Non
         layer.log_root_precision += 0.7
         layer.concentration.fill_(1)
     phi = torch.tensor([[[0.9], [0.7]]]).double()
-    found = JointCategorical(layer.drawn_log_probs(phi, 10_000, Seed(0)))
+    sampled = JointCategorical(layer.drawn_log_probs(phi, 10_000, Seed(0)))
     moments = torch.stack([layer.mean[:, 0], layer.log_std[:, 0].exp()], 1).tolist()
     means = [mean + sd * NODES for mean, sd in moments]
     noise, prior = float(layer.noise_variance.detach()), layer.class_log_probs.numpy()
@@ -226,10 +226,10 @@ def test_a_generative_layer_equals_the_integral_over_shared_class_means() -> Non
     for labels in itertools.product(range(2), repeat=2):
         terms = [first[i] if label == 0 else 1 - first[i] for i, label in enumerate(labels)]
         expected = float((weights * terms[0] * terms[1]).sum())
-        assert float(found.log_prob(torch.tensor([labels])).exp()) == pytest.approx(expected, abs=0.02)  # 4 s.e.
+        assert float(sampled.log_prob(torch.tensor([labels])).exp()) == pytest.approx(expected, abs=0.02)  # 4 s.e.
         product = float((weights * terms[0]).sum() * (weights * terms[1]).sum())
         assert abs(product - expected) > 0.04  # the wrong variant: each input has its own class means
-    marginal = float(found.row_log_prob(torch.tensor([[0, 0]]))[0, 0].exp())
+    marginal = float(sampled.row_log_prob(torch.tensor([[0, 0]]))[0, 0].exp())
     assert marginal == pytest.approx(float((weights * first[0]).sum()), abs=0.02)
 
 
@@ -269,11 +269,11 @@ def test_the_joint_of_networks_is_the_mixture_over_their_draws(likelihood: str) 
     posterior, inputs = networks_of(5, likelihood), draw(1, 4, 3, 3).float()
     predictive = posterior.predict(inputs.flatten(0, 1))
     targets = torch.randint(2, (4, 3)) if likelihood == "categorical" else draw(2, 4, 3, 2).float()
-    found = joint(posterior, inputs, rng=Seed(0))
+    distribution = joint(posterior, inputs, rng=Seed(0))
     terms = predictive.draw_log_prob(targets.flatten(0, 1)).double().unflatten(1, (4, 3))
     expected = terms.sum(-1).logsumexp(0) - math.log(5)
-    torch.testing.assert_close(found.log_prob(targets), expected, rtol=1e-6, atol=1e-6)
-    assert found.draws == 5 and not found.is_product
+    torch.testing.assert_close(distribution.log_prob(targets), expected, rtol=1e-6, atol=1e-6)
+    assert distribution.draws == 5 and not distribution.is_product
     assert joint(networks_of(1, likelihood), inputs, rng=Seed(0)).is_product
     places = torch.tensor([[2, 0]] * 4)
     observed = joint(posterior, inputs, rng=Seed(0), places=places).log_prob(targets[:, [2, 0]])
@@ -287,30 +287,30 @@ def test_a_gaussian_over_functions_is_the_limit_of_draws_of_weights() -> None:
     inputs, labels = draw(3, 1, 4, 3), torch.tensor([[0, 0, 1, 0]])
     weights = posterior.mean + (posterior.root @ draw(4, 100_000, 3, 2))
     by_weights = JointCategorical(torch.einsum("grf,sfo->sgro", inputs, weights).log_softmax(-1))
-    found = joint(posterior, inputs, rng=Seed(0), draws=50_000)
-    assert float(found.log_prob(labels)) == pytest.approx(float(by_weights.log_prob(labels)), abs=0.05)
-    assert float(found.gap(labels)) == pytest.approx(float(by_weights.gap(labels)), abs=0.05)
-    assert abs(float(found.gap(labels))) > 0.2
+    distribution = joint(posterior, inputs, rng=Seed(0), draws=50_000)
+    assert float(distribution.log_prob(labels)) == pytest.approx(float(by_weights.log_prob(labels)), abs=0.05)
+    assert float(distribution.gap(labels)) == pytest.approx(float(by_weights.gap(labels)), abs=0.05)
+    assert abs(float(distribution.gap(labels))) > 0.2
 
 
 @pytest.mark.parametrize("classes", [True, False])
 def test_an_input_in_several_places_counts_as_the_same_input_in_each(classes: bool) -> None:
     posterior = Bayesian(draw(1, 3, 2), draw(2, 3, 3), 0.0 if classes else 0.4, classes)
     inputs, order = draw(3, 2, 4, 3), torch.tensor([[1, 3, 1, 0, 0], [2, 2, 0, 3, 1]])
-    found = joint(posterior, inputs, rng=Seed(0), draws=50, places=order)
-    if isinstance(found, JointCategorical):
+    distribution = joint(posterior, inputs, rng=Seed(0), draws=50, places=order)
+    if isinstance(distribution, JointCategorical):
         once, labels = joint(posterior, inputs, rng=Seed(0), draws=50), torch.tensor([[0, 1, 1, 0, 1], [1, 1, 0, 0, 0]])
         assert isinstance(once, JointCategorical)
         listed = JointCategorical(torch.stack([once.draw_log_probs[:, g, order[g]] for g in range(2)], 1))
-        for one in (found, once.at(order)):
+        for one in (distribution, once.at(order)):
             torch.testing.assert_close(one.chain_log_prob(labels), listed.chain_log_prob(labels))
             torch.testing.assert_close(one.same_class(), listed.same_class())
             torch.testing.assert_close(one.marginal_same_class(), listed.marginal_same_class())
-        assert torch.equal(found.at(torch.tensor([[4, 0]] * 2)).places, torch.tensor([[0, 1], [1, 2]]))
+        assert torch.equal(distribution.at(torch.tensor([[4, 0]] * 2)).places, torch.tensor([[0, 1], [1, 2]]))
     else:
         listed = joint(posterior, at_places(inputs, order), rng=Seed(0))
         targets = draw(4, 2, 5, 2)
-        torch.testing.assert_close(found.log_prob(targets), listed.log_prob(targets))
+        torch.testing.assert_close(distribution.log_prob(targets), listed.log_prob(targets))
 
 
 def test_the_joint_of_raw_rows_is_in_the_targets_own_units() -> None:
@@ -320,19 +320,19 @@ def test_the_joint_of_raw_rows_is_in_the_targets_own_units() -> None:
     posterior = Bayesian(draw(1, 3, 1), draw(2, 3, 3), 0.5, classes=False)
     raw = draw(3, 2, 2, 3).numpy()
     targets = torch.tensor(3 + 4 * draw(4, 2, 2, 1).numpy())
-    found = Predictor(posterior, transform).joint(raw, rng=Seed(0)).log_prob(targets)  # type: ignore[arg-type]
+    log_prob = Predictor(posterior, transform).joint(raw, rng=Seed(0)).log_prob(targets)  # type: ignore[arg-type]
     phi = (raw - 1) / 2
     for group in range(2):
         covariance = 16 * (phi[group] @ (posterior.root @ posterior.root.T).numpy() @ phi[group].T + 0.5 * np.eye(2))
         mean = 3 + 4 * phi[group] @ posterior.mean[:, 0].numpy()
-        assert float(found[group]) == pytest.approx(dense_log_prob(mean, covariance, targets[group, :, 0]), rel=1e-5)
+        assert float(log_prob[group]) == pytest.approx(dense_log_prob(mean, covariance, targets[group, :, 0]), rel=1e-5)
 
 
 def test_wrong_shapes_and_places_are_refused(classes: JointCategorical) -> None:
     with pytest.raises(DataError, match=r"^targets must have shape \(2, 3\), got \(2, 2\)$"):
         classes.log_prob(torch.zeros(2, 2, dtype=torch.long))
-    found, _, targets = gaussians()
+    base, _, targets = gaussians()
     with pytest.raises(DataError, match=r"^targets must have shape \(2, 3, 2\), got \(2, 3\)$"):
-        found.gap(targets[..., 0])
+        base.gap(targets[..., 0])
     with pytest.raises(DataError, match=r"^places must be numbers of rows of a group, 0 … 2, got 3$"):
         joint(networks_of(2), draw(1, 4, 3, 3).float(), rng=Seed(0), places=torch.tensor([[0, 3]] * 4))

@@ -81,12 +81,12 @@ def test_scores_and_written_predictions_equal_a_float64_computation() -> None:
     """By SciPy: the mixture's density, its quantiles as roots of its distribution function, and the squared errors."""
     posterior = fitted("gaussian", FAR)
     result = score_clean(posterior, Examples(INPUTS, FAR + NEAR), SETTINGS, Seed(0))
-    found = {name: value for name, (value, _) in result.metrics.items()}
+    values = {name: value for name, (value, _) in result.metrics.items()}
     inner = posterior.transformed(INPUTS, rng=Seed(0))
     assert isinstance(inner, Gaussian)
     mean, sd = SCALE * inner.draw_mean.double().numpy(), SCALE * inner.draw_variance.double().sqrt().numpy()
-    assert found["rmse"] == pytest.approx(np.sqrt(np.square(NEAR - mean.mean(0)).mean()), rel=1e-6)
-    assert found["nll"] == pytest.approx(-np.log(stats.norm.pdf(NEAR, mean, sd).mean(0)).mean(), rel=1e-6)
+    assert values["rmse"] == pytest.approx(np.sqrt(np.square(NEAR - mean.mean(0)).mean()), rel=1e-6)
+    assert values["nll"] == pytest.approx(-np.log(stats.norm.pdf(NEAR, mean, sd).mean(0)).mean(), rel=1e-6)
     columns = summary.predictions(posterior, INPUTS, ["when"], rng=Seed(0))
     for name, level in (("lower", 0.05), ("upper", 0.95)):
         assert columns[name].dtype == np.float64
@@ -117,20 +117,22 @@ def test_logarithms_of_large_targets_keep_their_differences() -> None:
 @pytest.mark.parametrize("normalise", ["train", "robust"])
 def test_large_inputs_are_standardised_before_the_cast_to_float32(kind: str, normalise: Any) -> None:
     raw = (FAR + np.round(SCALE * INPUTS)).astype(kind)
-    made = fit_transform(raw.astype(np.float64), NEAR, kind="table", normalise=normalise, whiten=False)
+    transform = fit_transform(raw.astype(np.float64), NEAR, kind="table", normalise=normalise, whiten=False)
     near = fit_transform(raw.astype(np.float64) - FAR, NEAR, kind="table", normalise=normalise, whiten=False)
     expected = near.inputs(raw.astype(np.float64) - FAR)
     assert len(expected.unique()) > 40
-    torch.testing.assert_close(made.inputs(raw), expected, atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(made.inputs(torch.tensor(raw.astype("f8"))), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(transform.inputs(raw), expected, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(transform.inputs(torch.tensor(raw.astype("f8"))), expected, atol=1e-6, rtol=1e-6)
 
 
 def test_integer_targets_are_standardised_in_float64() -> None:
     """Constants with the dtype of the targets would be integers, too."""
     whole = (FAR + np.round(NEAR)).astype(np.int64)
-    made = fit_transform(INPUTS, whole.astype(np.float64), kind="table", normalise="train", whiten=False)
-    torch.testing.assert_close(made.targets(whole), made.targets(whole.astype(np.float64)))
-    torch.testing.assert_close(made.own_units(made.targets(whole)), torch.tensor(whole).double(), atol=1e-4, rtol=0)
+    transform = fit_transform(INPUTS, whole.astype(np.float64), kind="table", normalise="train", whiten=False)
+    torch.testing.assert_close(transform.targets(whole), transform.targets(whole.astype(np.float64)))
+    torch.testing.assert_close(
+        transform.own_units(transform.targets(whole)), torch.tensor(whole).double(), atol=1e-4, rtol=0
+    )
 
 
 def odd(rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
@@ -138,7 +140,7 @@ def odd(rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     wide = np.repeat(rows, 2, axis=1)
     locked = rows.copy()
     locked.setflags(write=False)
-    found = {
+    errors = {
         "backwards": rows[::-1],
         "every second row": rows[::2],
         "some columns of a wider table": wide[:, ::2],
@@ -148,8 +150,8 @@ def odd(rows: np.ndarray) -> dict[str, tuple[np.ndarray, np.ndarray]]:
         "one row for all": np.broadcast_to(rows[:1], rows.shape),
     }
     if rows.dtype.kind == "f":
-        found["float16"] = rows.astype(np.float16)
-    return {name: (array, np.array(array, rows.dtype, order="C")) for name, array in found.items()}
+        errors["float16"] = rows.astype(np.float16)
+    return {name: (array, np.array(array, rows.dtype, order="C")) for name, array in errors.items()}
 
 
 IMAGES = RANDOM.integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
@@ -160,8 +162,8 @@ IMAGES = RANDOM.integers(0, 256, (6, 3, 4, 5), dtype=np.uint8)
 def test_arrays_of_any_layout_give_the_predictions_of_their_plain_copies(name: str) -> None:
     array, plain = odd(INPUTS)[name]
     posterior = fitted("gaussian", FAR)
-    found, expected = (posterior.predict(rows, rng=Seed(0)) for rows in (array, plain))
-    assert torch.equal(found.mean, expected.mean) and torch.equal(found.variance, expected.variance)
+    predictive, expected = (posterior.predict(rows, rng=Seed(0)) for rows in (array, plain))
+    assert torch.equal(predictive.mean, expected.mean) and torch.equal(predictive.variance, expected.variance)
     batches = [p.mean for _, p in posterior.batches(array, 7, rng=Seed(0))]
     torch.testing.assert_close(torch.cat(batches), expected.mean)
     scored = [score_clean(posterior, Examples(rows, rows[:, :1]), SETTINGS, Seed(0)) for rows in (array, plain)]
@@ -184,6 +186,6 @@ def test_quantiles_of_large_values_are_as_fine_as_float64() -> None:
     """At 1e12 a float64 is a multiple of 1.2e-4; a root found to 1e-13 of the value may be wrong by .1."""
     mean = torch.tensor([[[1e12]], [[1e12 + 2]]], dtype=torch.float64)
     for level in (0.05, 0.3, 0.42, 0.9):
-        found = Gaussian(mean, torch.ones_like(mean)).quantile(level)
-        below = stats.norm.cdf(float(found) - 1e12 - np.array([0, 2])).mean()
+        quantiles = Gaussian(mean, torch.ones_like(mean)).quantile(level)
+        below = stats.norm.cdf(float(quantiles) - 1e12 - np.array([0, 2])).mean()
         assert below == pytest.approx(level, abs=5e-5)

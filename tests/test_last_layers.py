@@ -58,15 +58,15 @@ def test_logits_are_affine_in_the_features_and_zero_at_the_origin(key: str, tiny
     """Least squares recovers the affine map; its logits at the origin are 0."""
     fitted = made(key, tiny_images)
     inputs = fitted.transform.inputs(tiny_images.train.inputs)
-    found = last_layer(fitted.posterior, inputs, rng=Seed(0))
-    assert found.logits is not None and found.origin is not None and len(found.features) == len(inputs)
-    design = torch.cat([found.features, torch.ones(len(inputs), 1)], 1).double()
-    solved = torch.linalg.lstsq(design, found.logits.double(), driver="gelsd").solution
-    torch.testing.assert_close(design @ solved, found.logits.double(), rtol=1e-4, atol=1e-4)
-    assert found.weight is not None
-    torch.testing.assert_close(torch.nn.functional.linear(found.features, found.weight, found.bias), found.logits)
+    layer = last_layer(fitted.posterior, inputs, rng=Seed(0))
+    assert layer.logits is not None and layer.origin is not None and len(layer.features) == len(inputs)
+    design = torch.cat([layer.features, torch.ones(len(inputs), 1)], 1).double()
+    solved = torch.linalg.lstsq(design, layer.logits.double(), driver="gelsd").solution
+    torch.testing.assert_close(design @ solved, layer.logits.double(), rtol=1e-4, atol=1e-4)
+    assert layer.weight is not None
+    torch.testing.assert_close(torch.nn.functional.linear(layer.features, layer.weight, layer.bias), layer.logits)
     if torch.linalg.matrix_rank(design) == design.shape[1]:
-        there = torch.cat([found.origin, torch.ones(1)]).double() @ solved
+        there = torch.cat([layer.origin, torch.ones(1)]).double() @ solved
         torch.testing.assert_close(there, torch.zeros_like(there), rtol=0, atol=1e-3)
 
 
@@ -97,11 +97,11 @@ def by_hand(posterior: NetworkDraws, draw: int, inputs: Tensor) -> tuple[Tensor,
 @pytest.mark.parametrize("shared", [True, False])
 def test_features_and_logits_are_the_means_over_draws(shared: bool) -> None:
     posterior, inputs = network(3, shared=shared), torch.randn(5, 1, 8, 8, generator=Seed(1).generator())
-    found, of_draws = last_layer(posterior, inputs, rng=Seed(0)), [by_hand(posterior, k, inputs) for k in range(3)]
+    layer, of_draws = last_layer(posterior, inputs, rng=Seed(0)), [by_hand(posterior, k, inputs) for k in range(3)]
     features, logits = (torch.stack(part) for part in zip(*of_draws, strict=True))
-    torch.testing.assert_close(found.features, features.mean(0), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(found.logits, logits.mean(0), rtol=1e-5, atol=1e-6)
-    assert (found.weight is not None) == shared, "no weight of a layer on features that differ from draw to draw"
+    torch.testing.assert_close(layer.features, features.mean(0), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(layer.logits, logits.mean(0), rtol=1e-5, atol=1e-6)
+    assert (layer.weight is not None) == shared, "no weight of a layer on features that differ from draw to draw"
     one = network(1, shared=True)
     predicted = one.predict(inputs)
     assert isinstance(predicted, Categorical)
@@ -153,9 +153,9 @@ def test_stored_rows_hold_the_predictions_and_features_of_the_posterior(
     layer = last_layer(fitted.posterior, fitted.transform.inputs(held.test.inputs[rows]), rng=Seed(0))
     features = layer.features
     of_train = fitted.transform.inputs(tiny_images.train.inputs[table["row"].to_numpy()[:50]])
-    known = last_layer(fitted.posterior, of_train, rng=Seed(0)).features.numpy()
+    train_features = last_layer(fitted.posterior, of_train, rng=Seed(0)).features.numpy()
     assert layer.weight is not None and layer.bias is not None
-    clipped = ood.react(known, features.numpy(), layer.weight.numpy(), layer.bias.numpy())
+    clipped = ood.react(train_features, features.numpy(), layer.weight.numpy(), layer.bias.numpy())
     np.testing.assert_allclose(stored.test.own["react"], clipped, rtol=1e-5, err_msg="of all features, not of some")
     assert (ood.scores_of(stored)["react"]["test"] == stored.test.own["react"]).all()
     assert layer.logits is not None and stored.test.features is not None and stored.train.origin is not None
@@ -174,20 +174,20 @@ def test_stored_rows_hold_the_predictions_and_features_of_the_posterior(
 
 def test_rows_are_stored_only_with_unfamiliar_sets_and_change_no_score(tiny_images: FitData) -> None:
     fitted, held = Predictor(network(2, shared=False), tiny_images.transform), sets(tiny_images)
-    known: dict[str, Any] = {"ood": held.others, "transfer": {}}
-    before, plain = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known)
-    after, clean = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known, train=tiny_images.train)
+    others: dict[str, Any] = {"ood": held.others, "transfer": {}}
+    before, plain = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **others)
+    after, clean = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **others, train=tiny_images.train)
     timed = {quantity for quantity in before if quantity.metric == "seconds_per_1000"}
     assert {q: v for q, v in before.items() if q not in timed} == {q: v for q, v in after.items() if q not in timed}
     assert plain.unfamiliar is None and "unfamiliar" not in plain.tables
     stored = ood.of_table(clean.tables["unfamiliar"])
     assert stored.test.features is not None and "react" not in stored.test.own, "the two trunks differ"
-    found = ood.scores_of(stored)  # all rows fit under the caps, so that the common score is the report's
-    auroc = metrics.detection(found["max_softmax"]["test"], found["max_softmax"]["noise"])["auroc"]
+    scores = ood.scores_of(stored)  # all rows fit under the caps, so that the common score is the report's
+    auroc = metrics.detection(scores["max_softmax"]["test"], scores["max_softmax"]["noise"])["auroc"]
     (known_as,) = (v for q, v in after.items() if (q.metric, q.score, q.set) == ("auroc", "max_prob", "ood"))
     assert auroc == pytest.approx(known_as[0], abs=1e-9)
-    known["ood"] = {}
-    _, without = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **known, train=tiny_images.train)
+    others["ood"] = {}
+    _, without = evaluation.score_all(fitted, held.test, SETTINGS, Seed(0), **others, train=tiny_images.train)
     assert without.unfamiliar is None
 
 

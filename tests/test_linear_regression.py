@@ -23,8 +23,8 @@ PRIOR, NOISE = 0.7, 0.3
 
 def rows(n: int = 30, h: int = 5, o: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
     random = torch.Generator().manual_seed(seed)
-    made = [torch.randn(n, width, dtype=torch.float64, generator=random) for width in (h, o)]
-    return made[0], made[1]
+    pair = [torch.randn(n, width, dtype=torch.float64, generator=random) for width in (h, o)]
+    return pair[0], pair[1]
 
 
 def dense_evidence(features: Tensor, targets: Tensor, prior: float, noise: float) -> float:
@@ -37,9 +37,9 @@ def dense_evidence(features: Tensor, targets: Tensor, prior: float, noise: float
 @pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9), (6, 6)])
 def test_the_evidence_equals_the_dense_gaussian_log_density(n: int, h: int) -> None:
     features, targets = rows(n, h)
-    found = float(log_marginal_likelihood(features, targets, PRIOR, NOISE))
-    assert found == pytest.approx(dense_evidence(features, targets, PRIOR, NOISE), abs=1e-9)
-    assert abs(found - dense_evidence(features, targets, PRIOR, 1.1 * NOISE)) > 1e-2  # negative control
+    log_likelihood = float(log_marginal_likelihood(features, targets, PRIOR, NOISE))
+    assert log_likelihood == pytest.approx(dense_evidence(features, targets, PRIOR, NOISE), abs=1e-9)
+    assert abs(log_likelihood - dense_evidence(features, targets, PRIOR, 1.1 * NOISE)) > 1e-2  # negative control
 
 
 @pytest.mark.parametrize(("n", "h"), [(30, 5), (4, 9)])
@@ -72,8 +72,8 @@ def test_rows_with_a_noise_of_their_own_are_weighted_rows() -> None:
     covariance = PRIOR * phi @ phi.T + np.diag(noises)
     evidence = scipy.stats.multivariate_normal(np.zeros(12), covariance).logpdf(targets.numpy()[:, 0])
     whole = scaled(features, targets, log_noise)
-    found = log_marginal_likelihood(*whole, PRIOR, NOISE) - log_noise.sum() / 2
-    assert float(found) == pytest.approx(evidence, abs=1e-10)
+    log_likelihood = log_marginal_likelihood(*whole, PRIOR, NOISE) - log_noise.sum() / 2
+    assert float(log_likelihood) == pytest.approx(evidence, abs=1e-10)
     gain = PRIOR * star @ phi.T @ np.linalg.inv(covariance)
     spread = PRIOR * star @ star.T - gain @ (PRIOR * phi @ star.T)
     layer = RecursiveLayer(torch.eye(4).double() / PRIOR, torch.zeros(4).double(), torch.tensor(NOISE).double())

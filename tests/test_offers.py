@@ -45,8 +45,8 @@ def test_only_needed_upstream_runs_are_listed() -> None:
 
 def test_an_upstream_run_has_several_seeds_only_for_a_method_that_takes_all() -> None:
     def seeds(*chosen: str) -> list[tuple[int, float]]:
-        found = offers.upstream([METHODS[name] for name in chosen], SMALL).values()
-        return [(run.seeds, run.cost) for _, run in found]
+        inputs = offers.upstream([METHODS[name] for name in chosen], SMALL).values()
+        return [(run.seeds, run.cost) for _, run in inputs]
 
     assert seeds("deterministic") == seeds("swag", "ciber_last") == [(1, 1.0)]
     assert seeds("ensemble") == seeds("swag", "multi_swag") == [(3, 3.0)]
@@ -132,13 +132,13 @@ def test_the_estimate_is_within_the_budget_unless_a_pace_is_the_least(
     size: Size, minutes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(offers, "step_seconds", lambda size: 2e-3)
-    found, chosen = offers.timing(offers.offered(size), size, 60 * minutes), offers.offered(size)
-    slowed = {key: pace for key, pace in found.paces.items() if pace < 1}
-    assert found.seconds <= 60 * minutes * (1 + 1e-9) or offers.LEAST in slowed.values()
-    closed = {"gp", "boosting", "linear", "constant"} & found.paces.keys()
-    assert all(found.paces[name] == 1 for name in closed)
+    methods, chosen = offers.timing(offers.offered(size), size, 60 * minutes), offers.offered(size)
+    slowed = {key: pace for key, pace in methods.paces.items() if pace < 1}
+    assert methods.seconds <= 60 * minutes * (1 + 1e-9) or offers.LEAST in slowed.values()
+    closed = {"gp", "boosting", "linear", "constant"} & methods.paces.keys()
+    assert all(methods.paces[name] == 1 for name in closed)
     keys = {method.default.upstream or method.name for method in chosen if method.default}
-    assert keys <= found.paces.keys()
+    assert keys <= methods.paces.keys()
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,10 @@ class Config:
 def test_a_plugins_default_is_offered_and_may_bring_an_upstream_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(METHODS, "_others", {})
     above = Upstream("trajectory", 2, 1.5, lambda size: {"epochs": size.epochs(500)})
-    own = Method("own", Config, ("regression",), {}, default=Default(1.0, "long"), upstream={"long": above})
-    register_method(own)
+    method = Method("own", Config, ("regression",), {}, default=Default(1.0, "long"), upstream={"long": above})
+    register_method(method)
     assert names(SMALL)[-1] == "own" and "own" not in names(IMAGES)
-    assert list(offers.upstream([own], SMALL)) == ["long"]
+    assert list(offers.upstream([method], SMALL)) == ["long"]
     register_method(Method("other", Config, ("regression",), {}, default=Default(1.0, "lnog")))
     with pytest.raises(ConfigError, match=r"default\.upstream must be one of sgd, iterates, .*long, got 'lnog'"):
         offers.upstream([METHODS["other"]], SMALL)

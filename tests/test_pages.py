@@ -63,12 +63,12 @@ def missing(page: Path) -> list[str]:
     links = (
         [t for t in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text) if "://" not in t] if page.suffix == ".md" else []
     )
-    found = [target for target in links if not (page.parent / target).exists()]
+    broken = [target for target in links if not (page.parent / target).exists()]
     named = [n for n in NAMED.findall(text) if not n.startswith(MADE_BY_COMMANDS)]
-    found += [name for name in named if not (ROOT / name).exists()]
+    broken += [name for name in named if not (ROOT / name).exists()]
     modules = {name: ROOT / name.replace(".", "/") for name in MODULE.findall(text)}
     run = ((name, (at.with_suffix(".py"), at / "__main__.py")) for name, at in modules.items())
-    return found + [name for name, files in run if not any(file.is_file() for file in files)]
+    return broken + [name for name, files in run if not any(file.is_file() for file in files)]
 
 
 @pytest.mark.parametrize("pages", [PAGES, SOURCES], ids=["pages", "code and params"])

@@ -89,8 +89,8 @@ def test_each_note_is_shown_once_below_the_table() -> None:
     text = markdown(none, {"commit": "abc"})
     assert text.endswith("\n| commit | abc |\n")
     for note, methods in notes.items():
-        told = f"{', '.join(methods)}: {note}"
-        assert none.remarks().count(told) == 1 and text.count(f"\n- {told}\n") == 1
+        sentence = f"{', '.join(methods)}: {note}"
+        assert none.remarks().count(sentence) == 1 and text.count(f"\n- {sentence}\n") == 1
     assert papers.load("vbll:table1").notes("CIFAR10") == {}
     unlike = {f"{method} (ResNet18-BN)" for method in family}
     assert unlike in [{*methods} for methods in papers.load("vbpc:table4").notes("CIFAR10").values()]

@@ -17,12 +17,12 @@ TITLES = ("## What limits the comparison", "## What agrees", "## What does not",
 
 def images(key: str, method: str, setting: str, values: dict[str, tuple[float, ...]]) -> Ours:
     """A run on Fashion-MNIST; a metric with a colon is an AUROC of another set."""
-    found = []
+    figures = []
     for name, seeds in values.items():
         metric, _, where = name.partition(":")
         of = Quantity(metric, "ood", where, score="max_prob") if where else Quantity(metric)
-        found += [Score(0, seed, of, value, 9) for seed, value in enumerate(seeds)]
-    stored = scores.table("fashion_mnist", method, setting, found)
+        figures += [Score(0, seed, of, value, 9) for seed, value in enumerate(seeds)]
+    stored = scores.table("fashion_mnist", method, setting, figures)
     return Ours(key, "fashion_mnist", method, setting, RunScores(stored))
 
 
@@ -98,8 +98,8 @@ def test_orders_compare_methods_of_one_printed_setting() -> None:
         images("c", "vbpc", "ipc10", {"accuracy": (0.9,)}),
         images("d", "coreset_nn", "frepo-ipc10", {"accuracy": (0.8,)}),
     ]
-    found = orders(compare(table, "CIFAR10", runs, "stand-in"))
-    pairs = {key: len(order.pairs) for key, order in found.items()}
+    ordered = orders(compare(table, "CIFAR10", runs, "stand-in"))
+    pairs = {key: len(order.pairs) for key, order in ordered.items()}
     assert pairs == {("accuracy", "ipc=1"): 1, ("accuracy", "ipc=10"): 1}
 
 
@@ -118,8 +118,8 @@ def test_every_stand_in_is_declared_for_existing_names() -> None:
         every = [papers.load(name) for name in papers.tables() if name.startswith(f"{path.stem}:")]
         names, here = every[0].names, {table.table: table for table in every}
         assert names.stand_ins.keys() - {"all"} <= here.keys()
-        known = {*names.datasets, *names.transfers}
-        assert {name for sets in names.stand_ins.values() for name in sets} <= known
+        datasets = {*names.datasets, *names.transfers}
+        assert {name for sets in names.stand_ins.values() for name in sets} <= datasets
         assert {*names.default_run} | {*names.gpu} | names.baselines.keys() <= here.keys()
         assert names.settings.keys() <= {counterpart.setting for counterpart in names.methods.values()}
         for table, baselines in names.baselines.items():
@@ -129,9 +129,9 @@ def test_every_stand_in_is_declared_for_existing_names() -> None:
 @pytest.mark.parametrize("kind", ["default run", "stand-in"])
 def test_a_page_is_rebuilt_from_its_csv_file_and_its_own_facts(kind: str, tmp_path: Path) -> None:
     table, dataset = (papers.load("vbpc:table1"), "FMNIST") if kind == "default run" else (on("vbll:table1"), "CIFAR10")
-    own = images("v", "vbpc", "ipc10", {"nll": (0.3, 0.32), "accuracy": (0.89, 0.90)})
+    scores = images("v", "vbpc", "ipc10", {"nll": (0.3, 0.32), "accuracy": (0.89, 0.90)})
     again = images("w", "vbpc", "vbpc-ipc10", {"nll": (0.4, 0.42)})
-    comparison = compare(table, dataset, [own, again, *RUNS], kind)  # type: ignore[arg-type]
+    comparison = compare(table, dataset, [scores, again, *RUNS], kind)  # type: ignore[arg-type]
     facts = {"command": "python -m pipeline paper all", "commit": "abc | def"}
     path = tmp_path / table.folder / f"{stem(table, dataset, kind)}.csv"  # type: ignore[arg-type]
     page, file = stored.write(path, comparison, facts)
@@ -141,8 +141,8 @@ def test_a_page_is_rebuilt_from_its_csv_file_and_its_own_facts(kind: str, tmp_pa
     head = "an older page\n\n| | |\n|---|---|\n"
     page.write_text(f"{head}| command | python -m pipeline paper all |\n| commit | abc | def |\n")
     assert list(stored.rewrite(tmp_path)) == [page] and page.read_bytes() == first
-    ((_, known),) = stored.stored(tmp_path)
-    assert counted(known) == counted(comparison) and counted(known).made + counted(known).stand_in > 0
+    ((_, cells),) = stored.stored(tmp_path)
+    assert counted(cells) == counted(comparison) and counted(cells).made + counted(cells).stand_in > 0
 
 
 def test_the_default_run_has_pages_only_for_tables_with_a_made_cell() -> None:

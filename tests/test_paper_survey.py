@@ -32,26 +32,26 @@ def test_each_printed_cell_is_made_or_can_be_made_or_needs_something() -> None:
         others = sum(row.missing.cells.values()) + sum(row.missing.needs.values())
         assert row.made + row.stand_in + others == row.printed, (str(row.table), row.dataset)
     *_, can, total = survey.report(rows, {})
-    made = sum(row.made for row in rows), sum(row.stand_in for row in rows)
-    of_both = f"{made[0]} on the papers' data and {made[1]} on a stand-in"
-    assert total == f"made: {sum(made)} of {sum(lines.values())}, {of_both}"
+    counts = sum(row.made for row in rows), sum(row.stand_in for row in rows)
+    of_both = f"{counts[0]} on the papers' data and {counts[1]} on a stand-in"
+    assert total == f"made: {sum(counts)} of {sum(lines.values())}, {of_both}"
     assert can.startswith("can still be made here: ")
 
 
 def test_the_made_cells_equal_the_cells_of_the_pages_in_results() -> None:
     """Counted from the CSV files: lines with our figure and the paper's figure, one for each method and metric."""
-    made, on_stand_in = set[tuple[str, ...]](), set[tuple[str, ...]]()
+    tables, on_stand_in = set[tuple[str, ...]](), set[tuple[str, ...]]()
     for path, comparison in stored.stored(ROOT / "results"):
         with open(path, newline="") as file:
             for line in csv.DictReader(file):
                 printed, method = comparison.table.figures[line["dataset"]], line["method"]
                 method = method if method in printed else method.removesuffix(f" ({line['setting']})")
                 if line["ours"] and line["paper"]:
-                    into = on_stand_in if line.get("kind") == "stand-in" else made
+                    into = on_stand_in if line.get("kind") == "stand-in" else tables
                     into.add((str(comparison.table), line["dataset"], method, line["metric"]))
     rows = survey.survey(ROOT / "results", [])
-    assert sum(row.made for row in rows) == len(made) > 0
-    assert sum(row.stand_in for row in rows) == len(on_stand_in - made)
+    assert sum(row.made for row in rows) == len(tables) > 0
+    assert sum(row.stand_in for row in rows) == len(on_stand_in - tables)
     assert not any(row.missing.cells for row in rows), "no params file, and still something to run"
 
 
@@ -60,13 +60,13 @@ def test_a_missing_cell_counts_for_a_command_or_for_a_need(tmp_path: Path) -> No
     assert table is not None
     stored.write(tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", compare(table, "CIFAR10", RUNS, "stand-in"), {})
     rows = survey.survey(tmp_path, [source(images("f-bnn", "bnn", "small", {}), images("f-g", "g_vbll", "x", {}))])
-    found = row(rows, "vbll:table1", "CIFAR10")
-    assert (found.printed, found.made, found.stand_in) == (37, 0, 7)
+    line = row(rows, "vbll:table1", "CIFAR10")
+    assert (line.printed, line.made, line.stand_in) == (37, 0, 7)
     assert sum(row.made + row.stand_in for row in rows) == 7
     # BNN, G-VBLL and G-VBLL-MAP: all but the AUROC against CIFAR-100, of which each of the eight methods has one
-    assert found.missing.cells == {MINE: 4 + 4 + 1} and found.missing.runs == {MINE: {"f-bnn", "f-g"}}
+    assert line.missing.cells == {MINE: 4 + 4 + 1} and line.missing.runs == {MINE: {"f-bnn", "f-g"}}
     # the rest: 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
-    assert found.missing.needs == {"the data of CIFAR100": 8, "a run that no params file has": 8 + 3 + 1 + 1}
+    assert line.missing.needs == {"the data of CIFAR100": 8, "a run that no params file has": 8 + 3 + 1 + 1}
 
 
 def test_a_cell_that_is_made_on_the_papers_data_is_not_counted_on_a_stand_in(tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_a_cell_that_is_made_on_the_papers_data_is_not_counted_on_a_stand_in(tmp
     table, on = papers.load("vbll:table1"), papers.load("vbll:table1").on_stand_ins("CIFAR10")
     assert on is not None
     mine = images("c-det", "deterministic", "small", {"nll": (0.2,)})
-    own = compare(table, "CIFAR10", [replace(mine, dataset="cifar10")])
-    stored.write(tmp_path / "vbll/table1-cifar10.csv", own, {})
+    comparison = compare(table, "CIFAR10", [replace(mine, dataset="cifar10")])
+    stored.write(tmp_path / "vbll/table1-cifar10.csv", comparison, {})
     there = compare(on, "CIFAR10", RUNS[:1], "stand-in")
     stored.write(tmp_path / "vbll/table1-cifar10-on-fashion_mnist.csv", there, {})
-    found = row(survey.survey(tmp_path, []), "vbll:table1", "CIFAR10")
-    assert (found.made, found.stand_in) == (1, 2)
+    line = row(survey.survey(tmp_path, []), "vbll:table1", "CIFAR10")
+    assert (line.made, line.stand_in) == (1, 2)
 
 
 def test_the_need_of_a_missing_cell_is_data_a_method_or_a_gpu(tmp_path: Path) -> None:
@@ -94,16 +94,16 @@ def test_the_need_of_a_missing_cell_is_data_a_method_or_a_gpu(tmp_path: Path) ->
 
 
 def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_path: Path) -> None:
-    own = "python -m pipeline paper {table} --dataset '{dataset}'"
+    command = "python -m pipeline paper {table} --dataset '{dataset}'"
     wine = Ours("wine-gbll", "wine", "gbll", "mlp-2x50")
-    rows = survey.survey(tmp_path, [source(wine, only="vbll-table3", command=own)])
+    rows = survey.survey(tmp_path, [source(wine, only="vbll-table3", command=command)])
     by = "python -m pipeline paper vbll:table3 --dataset 'Wine'"
     assert row(rows, "vbll:table3", "Wine").missing.cells == {by: 2}
     # another table's file makes none of it, nor does an overlay of the comparison, whose protocol is another
-    for other in (source(wine, only="vbll-table2", command=own), source(wine)):
+    for other in (source(wine, only="vbll-table2", command=command), source(wine)):
         assert not row(survey.survey(tmp_path, [other]), "vbll:table3", "Wine").missing.cells
     vbpc = Ours("fashion_mnist-vbpc-ipc10", "fashion_mnist", "vbpc", "vbpc-ipc10")
-    for_gpu = survey.survey(tmp_path, [source(vbpc, only="vbpc-table1", command=own)])
+    for_gpu = survey.survey(tmp_path, [source(vbpc, only="vbpc-table1", command=command)])
     assert row(for_gpu, "vbpc:table1", "FMNIST").missing.needs == {"a GPU": 30}
     overlay = survey.survey(tmp_path, [source(vbpc)])
     assert row(overlay, "vbpc:table1", "FMNIST").missing.cells == {MINE: 2}
@@ -111,7 +111,7 @@ def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_pa
 
 def test_a_reported_time_is_recorded_or_from_the_params_file_or_unknown() -> None:
     hour = "about an hour"
-    for took, says, said in (
+    for took, says, sentence in (
         ({}, "", "time unknown"),
         ({}, hour, f"{hour} for all of the file"),
         ({"a": 60.0}, hour, "60 s of fitting as recorded, unknown for 1 of 2 runs"),
@@ -120,7 +120,7 @@ def test_a_reported_time_is_recorded_or_from_the_params_file_or_unknown() -> Non
         missing = survey.Missing()
         missing.cells["go"], missing.runs["go"], missing.says["go"] = 2, {"a", "b"}, says
         lines = survey.report([survey.Row(papers.load("vbll:table2"), "Boston", 2, 0, 0, missing)], took)
-        assert [line for line in lines if "go" in line] == [f"  2 can be made: go ({said})"]
+        assert [line for line in lines if "go" in line] == [f"  2 can be made: go ({sentence})"]
 
 
 def test_the_time_is_read_from_the_head_of_a_params_file(tmp_path: Path) -> None:

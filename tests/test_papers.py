@@ -26,8 +26,8 @@ def test_differences_are_in_combined_standard_errors() -> None:
     assert cell(Estimate(3.01, 0.3, 20), "1.50", "0.40").far and cell(Estimate(-0.01, 0.3, 20), "1.50", "0.40").far
     assert cell(Estimate(math.nan, math.nan, 20), "1.50", "0.40").far
     assert cell(Estimate(2.0, 0.5, 20), "1.50", "0.00").z == pytest.approx(1.0)
-    known = cell(None, "1.5", "0.4"), cell(Estimate(2, None, 1), "1.5", "0.4"), cell(Estimate(2, 0.0, 2), "1.5", "0.0")
-    for unknown in known:
+    cells = cell(None, "1.5", "0.4"), cell(Estimate(2, None, 1), "1.5", "0.4"), cell(Estimate(2, 0.0, 2), "1.5", "0.0")
+    for unknown in cells:
         assert unknown.z is None and not unknown.far
     assert cell(Estimate(2, 0.3, 2), "1.5").z is None and Pair(Estimate(2, 0.3, 2)).z is None
 

@@ -85,8 +85,8 @@ def test_a_plugin_with_a_taken_name_is_refused_and_adds_no_method() -> None:
     assert refusal(load, ["a.py"]).startswith(f"PluginError: the plugin {taken}")
     assert list(METHODS) == before and plugins.loaded() == () and plugins.module_name("a.py") not in sys.modules
     load([write("b.py", METHOD.replace("NAME", "first"))])
-    said = refusal(load, [write("c.py", METHOD.replace("NAME", "first"))])
-    assert said.endswith("the method first is taken: b.py has one of this name (line 12)") and "c.py" in said
+    message = refusal(load, [write("c.py", METHOD.replace("NAME", "first"))])
+    assert message.endswith("the method first is taken: b.py has one of this name (line 12)") and "c.py" in message
     assert METHODS.module("first") == plugins.module_name("b.py")
 
 
@@ -98,9 +98,9 @@ def test_a_failed_import_is_one_line_with_the_file_and_the_line_number() -> None
         "raise SystemExit('no')": "SystemExit: no (line 1)",
         "raise ValueError('two\\nlines')": "ValueError: two lines (line 1)",
     }
-    said = {text: refusal(load, [write("bad.py", text)]) for text in causes}
+    messages = {text: refusal(load, [write("bad.py", text)]) for text in causes}
     head = "PluginError: the plugin bad.py cannot be imported"
-    assert said == {text: f"{head}: {cause}" for text, cause in causes.items()}
+    assert messages == {text: f"{head}: {cause}" for text, cause in causes.items()}
 
 
 def test_an_interrupt_passes_through_and_loads_no_plugin() -> None:
@@ -161,18 +161,18 @@ def test_wrong_registrations_are_refused(folder: Path) -> None:
     """In a process of its own, where the tests' type checker does not refuse them first."""
     lines, causes = zip(*refused("plugins"), strict=True)
     names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(lines)]
-    said = fresh.run(folder, LOAD_EACH, *names).splitlines()
-    assert said == [f"the plugin {n} cannot be imported: {c} (line 14)" for n, c in zip(names, causes, strict=True)]
+    errors = fresh.run(folder, LOAD_EACH, *names).splitlines()
+    assert errors == [f"the plugin {n} cannot be imported: {c} (line 14)" for n, c in zip(names, causes, strict=True)]
 
 
 def test_a_registered_network_is_chosen_by_its_name() -> None:
-    said = refusal(read, NetworkSpec, spec("wave"), "spec")
-    known = "ConfigError: spec.network.name must be one of mlp, convnet, "
-    assert said.startswith(known) and "python" in said and said.endswith("got 'wave'")
+    message = refusal(read, NetworkSpec, spec("wave"), "spec")
+    start = "ConfigError: spec.network.name must be one of mlp, convnet, "
+    assert message.startswith(start) and "python" in message and message.endswith("got 'wave'")
     load([write("wave.py", plugin_files()["plugins/wave.py"])])
-    found = read(NetworkSpec, spec("wave"), "spec")
-    assert to_mapping(found)["network"] == {"name": "wave", "width": 5}
-    first, again = found.build(Seed(1)), found.build(Seed(1))
+    network = read(NetworkSpec, spec("wave"), "spec")
+    assert to_mapping(network)["network"] == {"name": "wave", "width": 5}
+    first, again = network.build(Seed(1)), network.build(Seed(1))
     assert first.width == 5 and first.head.weight.shape == (2, 5)
     assert all(torch.equal(a, b) for a, b in zip(first.parameters(), again.parameters(), strict=True))
     x = torch.randn(4, 3)
@@ -188,19 +188,19 @@ def spec(name: str) -> dict[str, object]:
 def test_a_registered_source_is_read_loaded_and_checked() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"classification"'))])
     blobs = {"name": "blobs", "rows": 20}
-    found = dataset_of(blobs)
-    assert found.task == "classification" and found.source.kind == "table"
-    raw = sources.load(found.source)
+    source = dataset_of(blobs)
+    assert source.task == "classification" and source.source.kind == "table"
+    raw = sources.load(source.source)
     assert raw.classes == ("a", "b") and raw.train.inputs.shape == (20, 2)
-    said = refusal(dataset_of, {"name": "blobs", "rows": "x"})
-    assert "datasets.d.source.rows must be a whole number, got 'x'" in said
+    message = refusal(dataset_of, {"name": "blobs", "rows": "x"})
+    assert "datasets.d.source.rows must be a whole number, got 'x'" in message
     assert "blobs: must have at least 10 rows, got 4" in refusal(sources.load, dataset_of(blobs | {"rows": 4}).source)
 
 
 def test_a_source_that_loads_another_task_than_registered_is_refused() -> None:
     load([write("blobs.py", SOURCE.replace("TASK", '"regression"'))])
-    said = refusal(sources.load, dataset_of({"name": "blobs", "rows": 20}).source)
-    assert "blobs was registered with task classification, got regression" in said
+    message = refusal(sources.load, dataset_of({"name": "blobs", "rows": 20}).source)
+    assert "blobs was registered with task classification, got regression" in message
 
 
 def test_a_registered_ood_score_is_computed_and_checked_for_every_predictive() -> None:
@@ -224,10 +224,10 @@ def test_a_registered_ood_score_is_computed_and_checked_for_every_predictive() -
     load([write("t.py", text + "register_ood_score('first', first)")])
     plugins._loaded.pop("s.py"), evaluation.OOD_SCORES._remove("top")
     classes = Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"own": torch.arange(3.0)})
-    found = evaluation.ood_scores(classes)
-    assert list(found) == ["max_prob", "mutual_information", "first", "own"]
-    np.testing.assert_array_equal(found["first"], classes.log_probs[:, 0].double())
-    np.testing.assert_array_equal(found["own"], [0.0, 1.0, 2.0])
+    scores = evaluation.ood_scores(classes)
+    assert list(scores) == ["max_prob", "mutual_information", "first", "own"]
+    np.testing.assert_array_equal(scores["first"], classes.log_probs[:, 0].double())
+    np.testing.assert_array_equal(scores["own"], [0.0, 1.0, 2.0])
     assert list(evaluation.ood_scores(numbers)) == ["variance"]
     twice = Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"first": torch.arange(3.0)})
     assert "the OOD score first of Categorical is taken" in refusal(evaluation.ood_scores, twice)
@@ -245,8 +245,8 @@ def test_a_registered_metric_is_computed_and_checked_for_every_predictive() -> N
     assert metric.batch(Gaussian(torch.zeros(1, 3, 2), torch.ones(1, 3, 2)), torch.zeros(3, 2)) is None
     text = "from bdl_pipe import *\nregister_metric('n', lambda p, y: 3, label='N', better=0, of='predictive')"
     load([write("n.py", text)])
-    said = refusal(metrics.registered()[-1].batch, Categorical(log_probs), torch.tensor([1, 1, 0]))
-    assert "the metric n must be a tensor of 3 rows, got int" in said
+    message = refusal(metrics.registered()[-1].batch, Categorical(log_probs), torch.tensor([1, 1, 0]))
+    assert "the metric n must be a tensor of 3 rows, got int" in message
 
 
 def test_a_partial_and_a_function_of_another_package_belong_to_the_plugin_that_registers_them() -> None:

@@ -86,11 +86,11 @@ def schema(fitted: Predictor, rows: np.ndarray, **more: object) -> dict[str, obj
 def test_a_temperature_is_part_of_the_program() -> None:
     fitted, rows = images()
     fitted.recalibration = Recalibration((3.0,), (1.0,), torch.zeros(1))
-    (found,) = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
+    (answers,) = traced(fitted, rows).traced.module()(torch.from_numpy(rows))
     plain = fitted.predict(rows, rng=Seed(0))
     assert isinstance(plain, Categorical)
-    torch.testing.assert_close(found, torch.softmax(plain.log_probs / 3, -1), rtol=1e-5, atol=1e-6)
-    assert (found - plain.mean).abs().max() > 0.01, "the temperature changes the answers"
+    torch.testing.assert_close(answers, torch.softmax(plain.log_probs / 3, -1), rtol=1e-5, atol=1e-6)
+    assert (answers - plain.mean).abs().max() > 0.01, "the temperature changes the answers"
 
 
 @pytest.mark.parametrize("log", [False, True])
@@ -121,8 +121,8 @@ def of_images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the exported folder of the posterior of images, with new rows."""
     fitted, rows = images()
     folder = tmp_path_factory.mktemp("images")
-    made = program_folder.write(folder, traced(fitted, rows), schema(fitted, rows), FACTS)
-    assert made == ["program.pt2", "model.onnx"]
+    program = program_folder.write(folder, traced(fitted, rows), schema(fitted, rows), FACTS)
+    assert program == ["program.pt2", "model.onnx"]
     np.save(folder / "new.npy", rows)
     return folder
 
@@ -131,8 +131,8 @@ def test_the_onnx_model_gives_the_same_answers_for_any_batch_size(of_images: Pat
     fitted, rows = images()
     session = onnxruntime.InferenceSession(of_images / "model.onnx")
     for count in (1, 13):
-        (found,) = session.run(None, {"rows": rows[:count]})
-        assert np.allclose(found, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
+        (answer,) = session.run(None, {"rows": rows[:count]})
+        assert np.allclose(answer, fitted.predict(rows[:count], rng=Seed(0)).mean, atol=1e-5)
 
 
 @pytest.mark.soak
@@ -141,8 +141,8 @@ def test_a_softmax_quadrature_program_predicts_more_rows_than_one_chunk() -> Non
     layer = {**GAUSSIAN, "covariance": "dense", "predictive": "quadrature"}
     fitted = Predictor(posterior_of(fit("d_vbll", "student", data, layer=layer)), data.transform, data.classes)
     rows = torch.from_numpy(np.concatenate([data.train.inputs] * 4)[:300])
-    (found,) = traced(fitted, data.train.inputs[:20]).traced.module()(rows)
-    torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+    (answer,) = traced(fitted, data.train.inputs[:20]).traced.module()(rows)
+    torch.testing.assert_close(answer, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("made", [make_tiny_table, pytest.param(make_tiny_images, marks=pytest.mark.soak)])
@@ -157,8 +157,8 @@ def test_trees_export_for_any_number_of_rows(
     for count in (1, 7, len(rows)):
         answers = program.traced.module()(torch.from_numpy(rows[:count]))
         expected = fitted.predict(rows[:count], rng=Seed(0))
-        found = answers[0] if isinstance(answers, tuple) else answers
-        torch.testing.assert_close(found, expected.mean, rtol=1e-5, atol=1e-6, check_dtype=False)
+        answer = answers[0] if isinstance(answers, tuple) else answers
+        torch.testing.assert_close(answer, expected.mean, rtol=1e-5, atol=1e-6, check_dtype=False)
     assert torch_program.write_onnx(program, tmp_path / "m.onnx") <= torch_program.CLOSE
 
 
@@ -185,8 +185,8 @@ def test_a_posterior_that_cannot_be_a_program_is_refused_in_one_line(
 ) -> None:
     data = make_tiny_table()
     fitted = Predictor(posterior_of(fit(method, "student", data)), data.transform)
-    said = refusal(traced, fitted, data.train.inputs[:8])
-    assert message in said and "\n" not in said
+    error = refusal(traced, fitted, data.train.inputs[:8])
+    assert message in error and "\n" not in error
     assert capfd.readouterr() == ("", "")
 
 
@@ -210,10 +210,10 @@ def blocked(folder: Path, script: str, rows: str, *names: str) -> list[dict[str,
 @SCRIPTS
 def test_the_scripts_run_on_images_without_this_package(script: str, names: tuple[str, ...], of_images: Path) -> None:
     fitted, rows = images()
-    found = blocked(of_images, script, "new.npy", "bdl_pipe", *names)
+    output = blocked(of_images, script, "new.npy", "bdl_pipe", *names)
     meant = fitted.predict(rows, rng=Seed(0)).mean.numpy()
-    assert [list(row["first"]) for row in found] == [list(CLASSES)] * len(rows)
-    assert np.allclose([list(row["first"].values()) for row in found], meant, atol=1e-5)
+    assert [list(row["first"]) for row in output] == [list(CLASSES)] * len(rows)
+    assert np.allclose([list(row["first"].values()) for row in output], meant, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -244,9 +244,9 @@ def test_a_script_reads_a_table_as_the_pipeline_does(
     new = new.select(new.column_names[::-1])
     pyarrow.parquet.write_table(new, path) if suffix == "parquet" else pyarrow.csv.write_csv(new, path)
     meant = fitted.predict(coded_matrix(new, columns, "new"), rng=Seed(0))
-    found = blocked(folder, script, path.name, "bdl_pipe", *names)
-    assert np.allclose([row["first"]["price"] for row in found], meant.mean[:, 0], rtol=1e-5)
-    assert np.allclose([row["second"]["price"] for row in found], meant.variance[:, 0], rtol=1e-5)
+    output = blocked(folder, script, path.name, "bdl_pipe", *names)
+    assert np.allclose([row["first"]["price"] for row in output], meant.mean[:, 0], rtol=1e-5)
+    assert np.allclose([row["second"]["price"] for row in output], meant.variance[:, 0], rtol=1e-5)
 
 
 @pytest.mark.process
@@ -276,8 +276,8 @@ def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_packa
     run = partial(subprocess.run, cwd=of_images, capture_output=True, text=True, check=True)
     assert run([python, "-I", "-c", absent]).stdout.strip() == ""
     lines = run([python, "-I", "run_onnx.py", "new.npy"]).stdout.splitlines()
-    found = np.array([list(ast.literal_eval(line).values()) for line in lines])
-    assert np.allclose(found, fitted.predict(rows, rng=Seed(0)).mean.numpy(), atol=1e-5)
+    table = np.array([list(ast.literal_eval(line).values()) for line in lines])
+    assert np.allclose(table, fitted.predict(rows, rng=Seed(0)).mean.numpy(), atol=1e-5)
 
 
 def test_the_card_states_inputs_outputs_scores_and_the_missing_extra(
@@ -285,8 +285,8 @@ def test_the_card_states_inputs_outputs_scores_and_the_missing_extra(
 ) -> None:
     fitted, rows = prices()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
-    made = program_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})
-    assert made == ["program.pt2"] and not (tmp_path / "run_onnx.py").exists()
+    program = program_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})
+    assert program == ["program.pt2"] and not (tmp_path / "run_onnx.py").exists()
     text = (tmp_path / "README.md").read_text()
     parts = ("float64 [n, 2]", "mean and variance [n, target]", "| Test nll | 1.2 |", "pip install 'bdl-pipe[onnx]'")
     assert [part for part in parts if part not in text] == []

@@ -58,14 +58,14 @@ def convnets(count: int) -> list[dict[str, Tensor]]:
 def test_filters_are_reordered_in_memory_and_stored_as_given(norm: str) -> None:
     """Channels last except with instance norm; equal bytes whether the posterior was just made or read."""
     spec = NetworkSpec(ConvNetConfig("convnet", 4, 2, norm=norm), (2, 8, 8), 3, "categorical")  # type: ignore[arg-type]
-    given = stack([spec.build(Seed(s)).state_dict() for s in range(3)])
-    draws = NetworkDraws(spec, given)
-    filters = [name for name, value in given.items() if value.ndim == 5]
+    weights = stack([spec.build(Seed(s)).state_dict() for s in range(3)])
+    draws = NetworkDraws(spec, weights)
+    filters = [name for name, value in weights.items() if value.ndim == 5]
     assert len(filters) == 2
     for name in filters:
         assert all((draw.stride(1) == 1) == (norm == "batch") for draw in draws.weights[name])
     state = draws.state()
-    assert all(torch.equal(value, given[name]) and value.is_contiguous() for name, value in state.tensors.items())
+    assert all(torch.equal(value, weights[name]) and value.is_contiguous() for name, value in state.tensors.items())
     again = NetworkDraws.from_state(from_bytes(to_bytes(state)))
     assert to_bytes(again.state()) == to_bytes(state)
     images = torch.randn(5, 2, 8, 8, generator=Seed(1).generator())
@@ -75,7 +75,7 @@ def test_filters_are_reordered_in_memory_and_stored_as_given(norm: str) -> None:
 @pytest.mark.parametrize("other", [None, "trunk.1.running_mean", "trunk.0.weight"])
 def test_a_common_trunk_is_computed_once(other: str | None) -> None:
     """A trunk that differs only in its statistics is not common; either way the outputs equal the networks' outputs."""
-    heads = [{name: v for name, v in made.items() if name.startswith("head.")} for made in convnets(3)]
+    heads = [{name: v for name, v in state.items() if name.startswith("head.")} for state in convnets(3)]
     draws = [convnets(1)[0] | head for head in heads]
     if other is not None:
         draws[1][other] = draws[1][other] + 0.5
@@ -85,10 +85,10 @@ def test_a_common_trunk_is_computed_once(other: str | None) -> None:
         torch.randn(5, 2, 8, 8, generator=Seed(1).generator()),
     )
     posterior._networks.module.trunk.register_forward_hook(lambda *_: calls.append(1))
-    found, network = posterior.predict(images), IMAGES.build(Seed(0)).eval()
+    predictive, network = posterior.predict(images), IMAGES.build(Seed(0)).eval()
     assert len(calls) == (1 if other is None else 3)
-    assert isinstance(found, Categorical)
+    assert isinstance(predictive, Categorical)
     for number, draw in enumerate(draws):
         network.load_state_dict(draw)
-        torch.testing.assert_close(found.draw_log_probs[number].exp(), torch.softmax(network(images), -1))
-    assert not torch.allclose(found.draw_log_probs[0], found.draw_log_probs[1], atol=1e-2)
+        torch.testing.assert_close(predictive.draw_log_probs[number].exp(), torch.softmax(network(images), -1))
+    assert not torch.allclose(predictive.draw_log_probs[0], predictive.draw_log_probs[1], atol=1e-2)

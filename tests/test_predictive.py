@@ -83,29 +83,31 @@ def lognormal(draws: int) -> tuple[Exponential, Gaussian]:
 
 @pytest.mark.parametrize("draws", [1, 3])
 def test_the_exponential_of_a_gaussian_equals_scipys_lognormal(draws: int) -> None:
-    made, base = lognormal(draws)
+    predictive, base = lognormal(draws)
     values = torch.rand(4, 2, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) * 3 + 0.01
     parts = scipy.stats.lognorm(base.draw_variance.double().sqrt().numpy(), scale=base.draw_mean.double().exp().numpy())
     expected = parts.cdf(values).mean(0)
-    np.testing.assert_allclose(made.cdf(values), expected, rtol=1e-9, atol=1e-15)  # 1 + erf in the tail
-    assert not made.cdf(-values).any()
-    np.testing.assert_allclose(made.mean, parts.mean().mean(0), rtol=1e-9)
+    np.testing.assert_allclose(predictive.cdf(values), expected, rtol=1e-9, atol=1e-15)  # 1 + erf in the tail
+    assert not predictive.cdf(-values).any()
+    np.testing.assert_allclose(predictive.mean, parts.mean().mean(0), rtol=1e-9)
     square = (parts.var() + parts.mean() ** 2).mean(0)
-    np.testing.assert_allclose(made.variance, square - made.mean.numpy() ** 2, rtol=1e-8)
+    np.testing.assert_allclose(predictive.variance, square - predictive.mean.numpy() ** 2, rtol=1e-8)
     each = parts.logpdf(values)
-    np.testing.assert_allclose(made.log_prob(values), np.logaddexp.reduce(each.sum(-1)) - np.log(draws), rtol=1e-5)
-    np.testing.assert_allclose(made.epistemic_variance, parts.mean().var(0), rtol=1e-6, atol=1e-12)
-    np.testing.assert_allclose(made.cdf(made.quantile(0.95)), 0.95, rtol=1e-9)
-    assert made.log_prob(-values).tolist() == [-torch.inf] * 4
+    np.testing.assert_allclose(
+        predictive.log_prob(values), np.logaddexp.reduce(each.sum(-1)) - np.log(draws), rtol=1e-5
+    )
+    np.testing.assert_allclose(predictive.epistemic_variance, parts.mean().var(0), rtol=1e-6, atol=1e-12)
+    np.testing.assert_allclose(predictive.cdf(predictive.quantile(0.95)), 0.95, rtol=1e-9)
+    assert predictive.log_prob(-values).tolist() == [-torch.inf] * 4
 
 
 def test_numerical_moments_of_an_exponential_equal_the_closed_form() -> None:
     """The Gaussian base is widened by 1, so that it is not seen as a Gaussian; the control omits half its variance."""
-    made, base = lognormal(3)
+    predictive, base = lognormal(3)
     hidden = Exponential(Widened(base, 1.0))
-    np.testing.assert_allclose(hidden.mean, made.mean, rtol=1e-5)
-    np.testing.assert_allclose(hidden.variance, made.variance, rtol=1e-3)
-    assert ((base.mean.exp() - made.mean).abs() > 0.05 * made.mean).all()
+    np.testing.assert_allclose(hidden.mean, predictive.mean, rtol=1e-5)
+    np.testing.assert_allclose(hidden.variance, predictive.variance, rtol=1e-3)
+    assert ((base.mean.exp() - predictive.mean).abs() > 0.05 * predictive.mean).all()
 
 
 def of_two_parts() -> tuple[Mixture, Gaussian, Gaussian]:
@@ -118,20 +120,20 @@ def of_two_parts() -> tuple[Mixture, Gaussian, Gaussian]:
 
 def test_a_mixture_of_predictives_equals_sums_of_scipys_distributions() -> None:
     """The outputs of a row share a part, so that the density is no product over outputs."""
-    made, *parts = of_two_parts()
+    mixture, *parts = of_two_parts()
     at = torch.linspace(-2, 2, 6).double().reshape(3, 2)
-    known = [scipy.stats.norm(part.mean.numpy(), part.variance.sqrt().numpy()) for part in parts]
-    first, second = known
-    np.testing.assert_allclose(made.cdf(at), 0.3 * first.cdf(at) + 0.7 * second.cdf(at), rtol=1e-12)
+    normals = [scipy.stats.norm(part.mean.numpy(), part.variance.sqrt().numpy()) for part in parts]
+    first, second = normals
+    np.testing.assert_allclose(mixture.cdf(at), 0.3 * first.cdf(at) + 0.7 * second.cdf(at), rtol=1e-12)
     density = 0.3 * first.pdf(at).prod(1) + 0.7 * second.pdf(at).prod(1)
-    np.testing.assert_allclose(made.log_prob(at).exp(), density, rtol=1e-12)
+    np.testing.assert_allclose(mixture.log_prob(at).exp(), density, rtol=1e-12)
     assert not np.allclose(density, (0.3 * first.pdf(at) + 0.7 * second.pdf(at)).prod(1))
     mean = 0.3 * first.mean() + 0.7 * second.mean()
     square = 0.3 * (first.var() + first.mean() ** 2) + 0.7 * (second.var() + second.mean() ** 2)
-    np.testing.assert_allclose(made.mean, mean, rtol=1e-12)
-    np.testing.assert_allclose(made.variance, square - mean**2, rtol=1e-12)
-    np.testing.assert_allclose(made.cdf(made.quantile(0.95)), 0.95, atol=1e-9)
-    moved = made.rescale(torch.tensor([1.0, -2.0]).double(), torch.tensor([3.0, 0.5]).double())
+    np.testing.assert_allclose(mixture.mean, mean, rtol=1e-12)
+    np.testing.assert_allclose(mixture.variance, square - mean**2, rtol=1e-12)
+    np.testing.assert_allclose(mixture.cdf(mixture.quantile(0.95)), 0.95, atol=1e-9)
+    moved = mixture.rescale(torch.tensor([1.0, -2.0]).double(), torch.tensor([3.0, 0.5]).double())
     there = torch.tensor([1.0, -2.0]) + torch.tensor([3.0, 0.5]) * at
-    np.testing.assert_allclose(moved.log_prob(there) + np.log(1.5), made.log_prob(at), rtol=1e-12)
-    assert made.reach[0].isinf().all() and made.epistemic_variance.eq(0).all()
+    np.testing.assert_allclose(moved.log_prob(there) + np.log(1.5), mixture.log_prob(at), rtol=1e-12)
+    assert mixture.reach[0].isinf().all() and mixture.epistemic_variance.eq(0).all()

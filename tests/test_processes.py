@@ -28,8 +28,8 @@ def _processes() -> Iterator[None]:
 
 
 def same_in_two_processes(ask: Callable[[Any], Any], asked: list[Any]) -> None:
-    found = Parallel(n_jobs=2)(delayed(ask)(each) for each in asked)
-    for there, here in zip(found, map(ask, asked), strict=True):
+    answers = Parallel(n_jobs=2)(delayed(ask)(each) for each in asked)
+    for there, here in zip(answers, map(ask, asked), strict=True):
         np.testing.assert_array_equal(there, here)
 
 
@@ -56,8 +56,8 @@ class Own(nn.Module):
 def test_a_posterior_of_a_module_predicts_the_same_bits(method: str) -> None:
     loader = [(torch.from_numpy(X[at : at + 16]), torch.from_numpy(Y[at : at + 16])[:, None]) for at in (0, 16, 32)]
     posterior = bayesianise(Own(), method, loader, epochs=None if method == "kfac_laplace" else 1)
-    found = Parallel(n_jobs=2)(delayed(posterior.predict)(torch.from_numpy(part)) for part in PARTS)
-    for there, part in zip(found, PARTS, strict=True):
+    predictions = Parallel(n_jobs=2)(delayed(posterior.predict)(torch.from_numpy(part)) for part in PARTS)
+    for there, part in zip(predictions, PARTS, strict=True):
         here = posterior.predict(torch.from_numpy(part))
         assert torch.equal(there.mean, here.mean) and torch.equal(there.variance, here.variance)
 

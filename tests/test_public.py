@@ -17,8 +17,8 @@ ROOT = Path(__file__).parents[1]
 def test_every_public_name_exists_in_its_module_and_in_the_docs() -> None:
     page = (ROOT / "docs/api.md").read_text()
     for name, place in public.PLACES.items():
-        found, (module, _, other) = getattr(bdl_pipe, name), place.partition(":")
-        assert found is getattr(sys.modules[f"bdl_pipe.{module}"], other or name), name
+        value, (module, _, other) = getattr(bdl_pipe, name), place.partition(":")
+        assert value is getattr(sys.modules[f"bdl_pipe.{module}"], other or name), name
         assert name in bdl_pipe.__all__ and name in dir(bdl_pipe), name
         assert f"`{name}`" in page or f"`{name}(" in page, name
 

@@ -56,10 +56,10 @@ def parts(page: Path) -> Iterator[Part]:
         text = re.sub(pattern, " ", text, flags=re.M | re.S)
     above: tuple[Path, ...] = ()
     for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*] |\d+\. |\||#))", text):
-        own, words = tuple(sources(page, part)), part.lstrip()
-        if found := tuple(figures(part)):
-            yield Part(" ".join(part.split()), found, own or above, words.startswith("|") and not own)
-        above = () if words.startswith("#") else above + own
+        pages, words = tuple(sources(page, part)), part.lstrip()
+        if numbers := tuple(figures(part)):
+            yield Part(" ".join(part.split()), numbers, pages or above, words.startswith("|") and not pages)
+        above = () if words.startswith("#") else above + pages
 
 
 def sources(page: Path, part: str) -> Iterator[Path]:
@@ -85,8 +85,8 @@ def figures(part: str) -> Iterator[str]:
 def numbers(source: Path) -> tuple[tuple[Decimal, ...], ...]:
     """Return the numbers of each line of a file, with their digits."""
     lines = (NUMBER.findall(line.replace("_", " ")) for line in source.read_text().splitlines())
-    found = (tuple(Decimal(text.replace(",", "")) for text in line if text) for line in lines)
-    return tuple(line for line in found if line)
+    numbers = (tuple(Decimal(text.replace(",", "")) for text in line if text) for line in lines)
+    return tuple(line for line in numbers if line)
 
 
 def quotes(figure: str, line: tuple[Decimal, ...]) -> bool:

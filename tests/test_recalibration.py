@@ -92,11 +92,11 @@ def test_shares_maximise_the_penalised_likelihood(outputs: int) -> None:
 
     of_width = dict(zip(learnt.factors, learnt.shares, strict=True))
     shares = np.array([of_width.get(width, 0.0) for width in widths])
-    found = sums(shares)
+    totals = sums(shares)
     assert sum(learnt.shares) == pytest.approx(1)
     assert (shares > 0).sum() >= 3
-    assert found[shares > 0.02] == pytest.approx(340, rel=0.01)
-    assert found.max() < 340 * 1.01
+    assert totals[shares > 0.02] == pytest.approx(340, rel=0.01)
+    assert totals.max() < 340 * 1.01
     assert sums(np.full(len(widths), 1 / len(widths))).max() > 340 * 1.2
 
 
@@ -135,16 +135,16 @@ def test_a_widened_mixture_equals_the_mixture_of_moved_draws() -> None:
     base = Gaussian(mean, 0.1 + torch.rand(3, 5, 2, generator=generator, dtype=torch.float64))
     centre, s = base.mean, 1.7
     expected = Gaussian(centre + s * (base.draw_mean - centre), s**2 * base.draw_variance)
-    found, points = Widened(base, s), torch.randn(5, 2, generator=generator, dtype=torch.float64)
+    widened, points = Widened(base, s), torch.randn(5, 2, generator=generator, dtype=torch.float64)
     for name in ("mean", "variance", "epistemic_variance"):
-        torch.testing.assert_close(getattr(found, name), getattr(expected, name))
-    torch.testing.assert_close(found.log_prob(points), expected.log_prob(points))
-    torch.testing.assert_close(found.cdf(points), expected.cdf(points))
-    torch.testing.assert_close(found.quantile(0.9), expected.quantile(0.9))
+        torch.testing.assert_close(getattr(widened, name), getattr(expected, name))
+    torch.testing.assert_close(widened.log_prob(points), expected.log_prob(points))
+    torch.testing.assert_close(widened.cdf(points), expected.cdf(points))
+    torch.testing.assert_close(widened.quantile(0.9), expected.quantile(0.9))
     shift, scale = torch.tensor([1.0, -2.0]).double(), torch.tensor([3.0, 0.5]).double()
-    moved, other = found.rescale(shift, scale), expected.rescale(shift, scale)
+    moved, other = widened.rescale(shift, scale), expected.rescale(shift, scale)
     torch.testing.assert_close(moved.log_prob(points), other.log_prob(points))
-    assert found.reach[1].isinf().all()
+    assert widened.reach[1].isinf().all()
 
 
 def cut(predictive: Predictive, rows: slice) -> Predictive:
@@ -160,9 +160,9 @@ def test_a_level_beyond_the_calibration_rows_is_refused() -> None:
     assert [float(learnt.interval(predictive, UNCHANGED, level)[1]) for level in (0.95, 0.5)] == [18.0, 9.0]
     hundred = Recalibration((1.0,), (1.0,), torch.arange(1.0, 100.0))
     assert float(hundred.interval(predictive, UNCHANGED, 0.55)[1]) == 55.0, "100·0.55 is a little more than 55"
-    said = {level: refusal(learnt.interval, predictive, UNCHANGED, level) for level in (0.96, 1.0)}
-    assert said[0.96].endswith("level must be at most 0.95 with 19 calibration rows, got 0.96")
-    assert said[1.0].endswith("level must be in (0, 1), got 1.0")
+    messages = {level: refusal(learnt.interval, predictive, UNCHANGED, level) for level in (0.96, 1.0)}
+    assert messages[0.96].endswith("level must be at most 0.95 with 19 calibration rows, got 0.96")
+    assert messages[1.0].endswith("level must be in (0, 1), got 1.0")
 
 
 class _Stored:
@@ -197,21 +197,21 @@ def test_recalibration_improves_scores_and_written_sets_cover_at_their_level(tas
     assert scores["coverage_conformal"] == (pytest.approx(0.9, abs=0.002), rows)  # on the rows that it was learnt from
     better = "ece" if task == "classes" else "crps"
     assert scores[better + after][0] < scores[better + before][0]
-    found = summary.predictions(fitted, numbered.inputs, names, rng=Seed(0), level=0.8)
+    table = summary.predictions(fitted, numbered.inputs, names, rng=Seed(0), level=0.8)
     if task == "classes":
-        sets = (members.split("|") for members in found["set"])
+        sets = (members.split("|") for members in table["set"])
         inside = [names[label] in members for label, members in zip(examples.targets, sets, strict=True)]
         assert np.mean(inside) == pytest.approx(0.8, abs=0.002)
-        recalibrated = np.stack([found[f"recalibrated_p_{name}"] for name in names], axis=1)
+        recalibrated = np.stack([table[f"recalibrated_p_{name}"] for name in names], axis=1)
         np.testing.assert_allclose(recalibrated.sum(1), 1, rtol=1e-6)
         return
     y = examples.targets[:, 0]
-    inside = (found["conformal_lower"] <= y) & (y <= found["conformal_upper"])
+    inside = (table["conformal_lower"] <= y) & (y <= table["conformal_upper"])
     assert np.mean(inside) == pytest.approx(0.8, abs=0.002)
     assert scores["coverage_90"][0] == pytest.approx(0.9, abs=0.01) and scores["coverage_90_before"][0] < 0.5
     plain = summary.predictions(Predictor(_Stored(predictive), transform, ("y",)), numbered.inputs, names, rng=Seed(0))
-    np.testing.assert_allclose(found["sd"], learnt.factor * plain["sd"], rtol=1e-5)
-    np.testing.assert_allclose(found["mean"], plain["mean"], rtol=1e-5)
+    np.testing.assert_allclose(table["sd"], learnt.factor * plain["sd"], rtol=1e-5)
+    np.testing.assert_allclose(table["mean"], plain["mean"], rtol=1e-5)
 
 
 def test_sets_of_any_class_names_can_be_parsed_back() -> None:
@@ -220,8 +220,8 @@ def test_sets_of_any_class_names_can_be_parsed_back() -> None:
     predictive, rows = classes(600, 1.0, spread=2.0)
     learnt = recalibration.fit(one_batch(predictive, 600), rows, CLASSES)
     fitted = Predictor(_Stored(predictive), CLASSES, tuple(names), learnt)
-    found = summary.predictions(fitted, np.arange(600.0)[:, None], names, rng=Seed(0), level=0.8)["set"]
-    for text, inside in zip(found, learnt.class_set(predictive, 0.8).numpy(), strict=True):
+    sets = summary.predictions(fitted, np.arange(600.0)[:, None], names, rng=Seed(0), level=0.8)["set"]
+    for text, inside in zip(sets, learnt.class_set(predictive, 0.8).numpy(), strict=True):
         parts = [re.sub(r"\\(.)", r"\1", part) for part in re.findall(r"(?:\\.|[^|\\])+", text)]
         assert parts == [name for name, is_in in zip(names, inside, strict=True) if is_in]
 
@@ -251,10 +251,10 @@ def test_one_far_draw_of_a_logarithm_does_not_set_the_mean_of_the_widened_mixtur
     predictive = Gaussian(draws, torch.full((20, 2, 1), 0.09).double())
     learnt = Recalibration((1.0, 2.83), (0.9, 0.1), torch.zeros(1))
     widened = [learnt.apply(predictive, logs=logs).parts for logs in (True, False)]
-    own, limited, free = (Mixture([*map(Exponential, parts)], [0.9, 0.1]) for parts in ([predictive] * 2, *widened))
-    ratio = limited.mean / own.mean
-    assert 1 < float(ratio[0]) < 1.05 and float((free.mean / own.mean)[0]) > 100
-    torch.testing.assert_close(ratio[1], (free.mean / own.mean)[1])
+    mixture, limited, free = (Mixture([*map(Exponential, parts)], [0.9, 0.1]) for parts in ([predictive] * 2, *widened))
+    ratio = limited.mean / mixture.mean
+    assert 1 < float(ratio[0]) < 1.05 and float((free.mean / mixture.mean)[0]) > 100
+    torch.testing.assert_close(ratio[1], (free.mean / mixture.mean)[1])
 
 
 def test_the_shares_of_logarithms_are_fitted_to_the_widths_that_the_limit_leaves() -> None:
@@ -263,8 +263,8 @@ def test_the_shares_of_logarithms_are_fitted_to_the_widths_that_the_limit_leaves
     wide = Gaussian(torch.zeros(1, 500, 1).double(), torch.full((1, 500, 1), 0.25).double())
     z = 1.5 * np.random.default_rng(0).normal(size=(500, 1))
     learnt = recalibration.fit(one_batch(wide, 500), Examples(np.zeros((500, 1)), np.exp(z)), logs)
-    made = learnt.apply(wide.rescale(torch.zeros(1), torch.full((1,), 2.0)), logs=True)
-    assert float(made.variance.sqrt().max()) <= 1 + 1e-9 and learnt.factor > 1.2
+    rescaled = learnt.apply(wide.rescale(torch.zeros(1), torch.full((1,), 2.0)), logs=True)
+    assert float(rescaled.variance.sqrt().max()) <= 1 + 1e-9 and learnt.factor > 1.2
     plain = recalibration.fit(one_batch(wide, 500), Examples(np.zeros((500, 1)), z), replace(logs, log=False))
     assert float(plain.apply(wide).variance.sqrt().mean()) * 2 == pytest.approx(1.5, rel=0.05)
 
@@ -295,10 +295,10 @@ def test_the_own_units_of_a_mixture_of_logarithms_have_its_exact_moments() -> No
     """Against integrals of the density in the targets' own units."""
     means, variances = [[0.3, -0.5], [0.8, 0.1]], [[0.2, 0.6], [1.1, 0.4]]  # [part, output]
     moments = (torch.tensor(values).double()[:, None, None] for values in (means, variances))
-    made = Mixture([Gaussian(m, v) for m, v in zip(*moments, strict=True)], [0.3, 0.7])
+    mixture = Mixture([Gaussian(m, v) for m, v in zip(*moments, strict=True)], [0.3, 0.7])
     scale = replace(CLASSES, shift=torch.ones(2), scale=torch.full((2,), 0.5), log=True)
-    own = Predictor(_Stored(made), scale).own_units(made)
-    assert isinstance(own, Mixture)
+    units = Predictor(_Stored(mixture), scale).own_units(mixture)
+    assert isinstance(units, Mixture)
     y = np.linspace(1e-6, 400, 2_000_001)
     for output in range(2):
         z = (np.log(y) - 1) / 0.5
@@ -306,5 +306,5 @@ def test_the_own_units_of_a_mixture_of_logarithms_have_its_exact_moments() -> No
         density = sum(w * scipy.stats.norm.pdf(z, *p) for w, p in zip((0.3, 0.7), of_part, strict=True)) / (0.5 * y)
         mean = scipy.integrate.simpson(y * density, x=y)
         variance = scipy.integrate.simpson((y - mean) ** 2 * density, x=y)
-        assert own.mean[0, output].item() == pytest.approx(mean, rel=1e-4)
-        assert own.variance[0, output].item() == pytest.approx(variance, rel=1e-3)
+        assert units.mean[0, output].item() == pytest.approx(mean, rel=1e-4)
+        assert units.variance[0, output].item() == pytest.approx(variance, rel=1e-3)

@@ -62,8 +62,8 @@ def two_outputs(count: int = 240) -> FitData:
     data = table(x, y)
     parts = (data.train, data.validation)
     train, validation = (Examples(p.inputs, np.hstack([p.targets, p.inputs[:, :1] ** 2])) for p in parts)
-    known = torch.from_numpy(train.targets)
-    transform = replace(data.transform, shift=known.mean(0), scale=known.std(0))
+    labels = torch.from_numpy(train.targets)
+    transform = replace(data.transform, shift=labels.mean(0), scale=labels.std(0))
     return FitData("regression", train, validation, transform)
 
 
@@ -97,8 +97,8 @@ def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Load) -> No
     """To 1e-6, from tensors, with the number of rounds at which the validation rows have the least score."""
     package("ngboost", TREES)
     module, data = plugin("ngboost"), two_outputs()
-    found = predicted(fitted("ngboost", data), data)
-    assert isinstance(found, Gaussian) and found.mean.shape == (48, 2)
+    predictive = predicted(fitted("ngboost", data), data)
+    assert isinstance(predictive, Gaussian) and predictive.mean.shape == (48, 2)
     config = registry.METHODS["ngboost"].config(**CONFIGS["ngboost"])
     for output in (0, 1):
         seed = Seed(0).fold("output", output).integer() % 2**32
@@ -110,8 +110,8 @@ def test_the_ngboost_plugin_and_its_package_predict_the_same(plugin: Load) -> No
         stop = next(i for i in range(6, 41) if min(scores[:i]) < min(scores[i - config.patience : i]))
         assert rounds == int(np.argmin(scores[:stop])) + 1 < 35
         expected = module.regressor(config, rounds, seed).fit(x, y).pred_dist(held)
-        np.testing.assert_allclose(found.mean[:, output], expected.loc, rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(found.variance[:, output].sqrt(), expected.scale, rtol=1e-6)
+        np.testing.assert_allclose(predictive.mean[:, output], expected.loc, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(predictive.variance[:, output].sqrt(), expected.scale, rtol=1e-6)
         assert np.abs(every.pred_dist(held).loc - expected.loc).max() > 1e-3
 
 
@@ -121,8 +121,8 @@ def test_the_catboost_plugin_and_its_package_predict_the_same(plugin: Load, draw
     """To 1e-6, from the bytes of its models; the last draw is the whole model."""
     package("catboost", TREES)
     module, data = plugin("catboost"), two_outputs()
-    found = predicted(fitted("catboost", data, draws=draws), data)
-    assert isinstance(found, Gaussian) and found.draw_mean.shape == (draws, 48, 2)
+    predictive = predicted(fitted("catboost", data, draws=draws), data)
+    assert isinstance(predictive, Gaussian) and predictive.draw_mean.shape == (draws, 48, 2)
     config = registry.METHODS["catboost"].config(**(CONFIGS["catboost"] | {"draws": draws}))
     for output in (0, 1):
         seed = Seed(0).fold("output", output).integer() % 2**31
@@ -130,9 +130,9 @@ def test_the_catboost_plugin_and_its_package_predict_the_same(plugin: Load, draw
         model = module.booster("regression", config, rounds, seed).fit(*module.numbers(data, "train", output))
         held = module.numbers(data, "validation", output)[0]
         whole = model.predict(held, prediction_type="RMSEWithUncertainty")
-        np.testing.assert_allclose(found.draw_mean[-1, :, output], whole[:, 0], rtol=1e-6, atol=1e-6)
-        np.testing.assert_allclose(found.draw_variance[-1, :, output], whole[:, 1], rtol=1e-6)
-    assert (found.epistemic_variance.max() > 1e-6) == (draws > 1)
+        np.testing.assert_allclose(predictive.draw_mean[-1, :, output], whole[:, 0], rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(predictive.draw_variance[-1, :, output], whole[:, 1], rtol=1e-6)
+    assert (predictive.epistemic_variance.max() > 1e-6) == (draws > 1)
 
 
 @pytest.mark.slow
@@ -141,15 +141,15 @@ def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
 ) -> None:
     package("catboost", TREES)
     module, data = plugin("catboost"), of_classes()
-    found = predicted(fitted("catboost", data), data)
-    assert isinstance(found, Categorical) and found.draw_log_probs.shape == (4, 48, 4)
+    predictive = predicted(fitted("catboost", data), data)
+    assert isinstance(predictive, Categorical) and predictive.draw_log_probs.shape == (4, 48, 4)
     config = registry.METHODS["catboost"].config(**CONFIGS["catboost"])
     seed = Seed(0).fold("output", 0).integer() % 2**31
     rounds = module.chosen_rounds(data, 0, config, seed)
     model = module.booster("classification", config, rounds, seed).fit(*module.numbers(data, "train", 0))
     expected = model.predict_proba(module.numbers(data, "validation", 0)[0])
-    np.testing.assert_allclose(found.draw_log_probs[-1].exp()[:, [0, 2]], expected, rtol=1e-6)
-    assert found.mean[:, [1, 3]].max() < 1e-20
+    np.testing.assert_allclose(predictive.draw_log_probs[-1].exp()[:, [0, 2]], expected, rtol=1e-6)
+    assert predictive.mean[:, [1, 3]].max() < 1e-20
     of_one_class = (Examples(rows(count)[0], np.ones(count, dtype=np.int64)) for count in (20, 4))
     with pytest.raises(DataError, match="of two classes at least, all are of 1"):
         fitted("catboost", FitData("classification", *of_one_class, data.transform, ("a", "b")))
@@ -207,16 +207,18 @@ def test_tabpfn_stores_the_training_rows_and_reads_borders_and_shares(plugin: Lo
     plugin("tabpfn")
     data = two_outputs()
     state = fitted("tabpfn", data)
-    known, targets = data.tensors("train")
-    assert torch.equal(state.tensors["inputs"], known) and torch.equal(state.tensors["targets"], targets)
-    found, inputs = predicted(state, data), data.tensors("validation")[0]
-    assert found.mean.shape == (48, 2)
-    torch.testing.assert_close(found.log_shares[:, 1], (inputs[:, :1] * torch.arange(7.0)).double().log_softmax(-1))
-    torch.testing.assert_close(found.borders[:, -1], targets.abs().amax(0).double())
+    rows, targets = data.tensors("train")
+    assert torch.equal(state.tensors["inputs"], rows) and torch.equal(state.tensors["targets"], targets)
+    predictive, inputs = predicted(state, data), data.tensors("validation")[0]
+    assert predictive.mean.shape == (48, 2)
+    torch.testing.assert_close(
+        predictive.log_shares[:, 1], (inputs[:, :1] * torch.arange(7.0)).double().log_softmax(-1)
+    )
+    torch.testing.assert_close(predictive.borders[:, -1], targets.abs().amax(0).double())
     data = of_classes()
-    found = predicted(fitted("tabpfn", data), data)
-    assert isinstance(found, Categorical) and found.mean[:, [1, 3]].max() < 1e-20
-    torch.testing.assert_close(found.mean[:, 2], data.tensors("validation")[0][:, 0].double().sigmoid())
+    predictive = predicted(fitted("tabpfn", data), data)
+    assert isinstance(predictive, Categorical) and predictive.mean[:, [1, 3]].max() < 1e-20
+    torch.testing.assert_close(predictive.mean[:, 2], data.tensors("validation")[0][:, 0].double().sigmoid())
 
 
 def bars(module: types.ModuleType) -> Any:
@@ -238,8 +240,8 @@ def test_bars_are_a_distribution(plugin: Load) -> None:
         expected = math.log(float(one.log_shares[0, 0, 0].exp())) + tail.logpdf(2.0)
         assert float(one.log_prob(torch.tensor([[inner[0] - 2.0]]).double())) == pytest.approx(expected)
     for level in (1e-6, 0.1, 0.5, 0.9, 1 - 1e-6):
-        found = both.cdf(both.quantile(level))
-        torch.testing.assert_close(found, torch.full_like(found, level), rtol=1e-7, atol=1e-12)
+        levels = both.cdf(both.quantile(level))
+        torch.testing.assert_close(levels, torch.full_like(levels, level), rtol=1e-7, atol=1e-12)
     targets, shift, scale = torch.randn(4, 2).double(), torch.tensor([2.0, 3.0]), torch.tensor([4.0, 0.5])
     moved = both.rescale(shift, scale)
     expected = both.log_prob(targets) - float(scale.log().sum())
@@ -311,15 +313,15 @@ def test_the_tabpfn_plugin_and_its_package_predict_the_same_with_random_weights(
     random_weights("random.ckpt", task)
     data = two_outputs(100) if task == "regression" else of_classes(100)
     state = fitted("tabpfn", data, weights="random.ckpt")
-    found, held = predicted(state, data), data.tensors("validation")[0].double().numpy()
-    known, targets = (values.numpy() for values in data.tensors("train"))
+    predictive, held = predicted(state, data), data.tensors("validation")[0].double().numpy()
+    rows, targets = (values.numpy() for values in data.tensors("train"))
     options = {"model_path": "random.ckpt", "n_estimators": 2, "random_state": state.config["seed"], "device": "cpu"}
     if task == "classification":
-        expected = tabpfn.TabPFNClassifier(**options).fit(known, targets).predict_proba(held)
-        np.testing.assert_allclose(found.mean[:, [0, 2]], expected, rtol=1e-6)
+        expected = tabpfn.TabPFNClassifier(**options).fit(rows, targets).predict_proba(held)
+        np.testing.assert_allclose(predictive.mean[:, [0, 2]], expected, rtol=1e-6)
         return
     for output in (0, 1):
-        model = tabpfn.TabPFNRegressor(**options).fit(known, targets[:, output])
-        np.testing.assert_allclose(found.mean[:, output], model.predict(held), rtol=1e-6, atol=1e-6)
+        model = tabpfn.TabPFNRegressor(**options).fit(rows, targets[:, output])
+        np.testing.assert_allclose(predictive.mean[:, output], model.predict(held), rtol=1e-6, atol=1e-6)
         (quantile,) = model.predict(held, output_type="quantiles", quantiles=[0.9])
-        np.testing.assert_allclose(found.quantile(0.9)[:, output], quantile, rtol=1e-6, atol=1e-6)
+        np.testing.assert_allclose(predictive.quantile(0.9)[:, output], quantile, rtol=1e-6, atol=1e-6)

@@ -204,10 +204,10 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
 @pytest.mark.parametrize(("task", "method", "epochs"), OWN)
 def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, epochs: int | None) -> None:
     module, _ = of_the_pipeline(task, "deterministic", None, {})
-    found = bayesianise(module, method, loader_of(task), epochs=epochs, random_state=3)
-    _, meant = of_the_pipeline(task, method, epochs, found.about.config)
+    posterior = bayesianise(module, method, loader_of(task), epochs=epochs, random_state=3)
+    _, meant = of_the_pipeline(task, method, epochs, posterior.about.config)
     new = np.random.default_rng(1).normal(size=(50, WIDTH)).astype(np.float32)
-    ours = found.predict(torch.from_numpy(new), rng=Seed(5))
+    ours = posterior.predict(torch.from_numpy(new), rng=Seed(5))
     theirs = meant.predict(new, rng=Seed(5).fold("predict"))
     if method == "ffg_w":  # the pipeline computes the draws of a table as one batch
         torch.testing.assert_close(ours.mean, theirs.mean, rtol=1e-4, atol=1e-5)
@@ -220,7 +220,7 @@ def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, ep
 
 def test_the_stored_spec_names_the_module_by_its_digest() -> None:
     module, _ = of_the_pipeline("classification", "deterministic", None, {})
-    found = bayesianise(module, "deterministic", loader_of("classification"))
-    spec = found.inner.state().config["spec"]
-    assert spec["network"] == {"name": "module", "digest": found.about.digest, "dropout": True}
-    assert to_mapping(found.about)["layout"]["parts"] == [{"name": "", "shape": [WIDTH], "dtype": "float"}]
+    posterior = bayesianise(module, "deterministic", loader_of("classification"))
+    spec = posterior.inner.state().config["spec"]
+    assert spec["network"] == {"name": "module", "digest": posterior.about.digest, "dropout": True}
+    assert to_mapping(posterior.about)["layout"]["parts"] == [{"name": "", "shape": [WIDTH], "dtype": "float"}]

@@ -66,9 +66,11 @@ def test_scores_of_a_diverged_fit_have_a_mean_and_no_finite_error() -> None:
     inf, nan = math.inf, math.nan
     of = {(0.5, nan): nan, (0.5, inf): inf, (inf, -inf): nan, (1e200, 0.0): 5e199, (1.7e308, 1.7e308): inf}
     for values, mean in of.items():
-        found = scores.estimate(list(values))
-        assert found is not None and found.error is not None
-        assert found.mean == pytest.approx(mean, nan_ok=True) and not math.isfinite(found.error) and found.n == 2
+        estimate = scores.estimate(list(values))
+        assert estimate is not None and estimate.error is not None
+        assert (
+            estimate.mean == pytest.approx(mean, nan_ok=True) and not math.isfinite(estimate.error) and estimate.n == 2
+        )
 
 
 def test_stored_scores_have_fixed_columns_and_types_and_read_back(tmp_path: Path) -> None:
@@ -76,8 +78,8 @@ def test_stored_scores_have_fixed_columns_and_types_and_read_back(tmp_path: Path
     of[2:2] = [Quantity("auroc", "ood", "svhn", score="mutual_information")]
     of += [Quantity("bytes", "cost")]
     place = tmp_path / "scores.parquet"
-    made = scores.table("d", "m", "s", [Score(1, 2, quantity, 0.1 + i, 10 + i) for i, quantity in enumerate(of)])
-    pq.write_table(made, place)
+    table = scores.table("d", "m", "s", [Score(1, 2, quantity, 0.1 + i, 10 + i) for i, quantity in enumerate(of)])
+    pq.write_table(table, place)
     stored = scores.read(place)
     types = {field.name: str(field.type) for field in stored.schema}
     texts = ("dataset", "method", "setting", "set", "name", "score", "metric")
@@ -96,9 +98,9 @@ def test_stored_scores_have_fixed_columns_and_types_and_read_back(tmp_path: Path
 
 def test_scores_of_another_version_or_without_a_column_are_refused(tmp_path: Path) -> None:
     place = tmp_path / "scores.parquet"
-    made = scores.table("d", "m", "s", [Score(0, 0, NLL, 0.5, 9)])
+    table = scores.table("d", "m", "s", [Score(0, 0, NLL, 0.5, 9)])
     old = pa.Table.from_pylist([{"dataset": "d", "seed": 1001, "split": "corrupted:fog:1", "metric": "nll"}])
-    for other in (old, made.drop_columns(["n"]), made.replace_schema_metadata({"version": "1"})):
+    for other in (old, table.drop_columns(["n"]), table.replace_schema_metadata({"version": "1"})):
         pq.write_table(other, place)
         with pytest.raises(ArtifactError, match=r"must have version 2 of the columns .*, n, each of its type, got .*;"):
             scores.read(place)
@@ -127,9 +129,9 @@ def test_the_same_class_line_of_a_run_is_the_mean_over_splits_and_seeds(tmp_path
             for split in (0, 1) for seed in (0, 1) for share in (0.0, 1.0)]  # fmt: skip
     line = pd.DataFrame(rows, columns=list(scores.SAME_CLASS))
     line.to_parquet(tmp_path / "l.parquet")
-    found = scores.mean_same_class(tmp_path / "l.parquet")
-    assert found.index.tolist() == [0, 1] and found["product"].tolist() == [0, 1]
-    assert found["joint"].tolist() == pytest.approx([0.55, 0.15])
+    mean = scores.mean_same_class(tmp_path / "l.parquet")
+    assert mean.index.tolist() == [0, 1] and mean["product"].tolist() == [0, 1]
+    assert mean["joint"].tolist() == pytest.approx([0.55, 0.15])
     line.drop(columns="joint").to_parquet(tmp_path / "l.parquet")
     with pytest.raises(ArtifactError, match=r"l.parquet: must be .* columns split, .*make it again"):
         scores.mean_same_class(tmp_path / "l.parquet")

@@ -20,8 +20,8 @@ def test_sampled_values_are_nested_rounded_and_compared() -> None:
 
 def test_a_sample_replaces_the_hyperparameters_of_the_config() -> None:
     ends = {key: low if scale == "integer" else float(low) for key, (low, _, scale) in METHOD.search.items()}
-    made = search.sampled_config(METHOD, PRESENT, ends)
-    assert search.hyperparameters(METHOD, made) == ends != search.hyperparameters(METHOD, PRESENT)
+    sampled = search.sampled_config(METHOD, PRESENT, ends)
+    assert search.hyperparameters(METHOD, sampled) == ends != search.hyperparameters(METHOD, PRESENT)
     key = next(iter(ends))
     outside = search.sampled_config(METHOD, PRESENT, {key: METHOD.search[key][1] * 2})
     assert search.hyperparameters(METHOD, outside) is None

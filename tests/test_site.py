@@ -114,9 +114,9 @@ def test_all_files_name_one_version_and_the_changelog_has_it() -> None:
 
 def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
     assert method_pages.numbers("pretrained") == "No stored run has this method."
-    found = badges.pages()
-    assert f">{len(METHODS)}<" in found[badges.FOLDER / "methods.svg"]
-    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", found[badges.FOLDER / "comparison.svg"])
+    pages = badges.pages()
+    assert f">{len(METHODS)}<" in pages[badges.FOLDER / "methods.svg"]
+    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", pages[badges.FOLDER / "comparison.svg"])
 
 
 # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────
@@ -124,17 +124,17 @@ def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
 
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as Python-Markdown makes them."""
-    found: set[str] = set()
+    links: set[str] = set()
     for title in re.findall(r"^#{1,6} (.+)$", FENCE.sub("", page.read_text()), re.M):
         explicit = re.search(r"\{#([\w.-]+)\}\s*$", title)
         words = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("*", "")
         plain = unicodedata.normalize("NFKD", html.unescape(words)).encode("ascii", "ignore").decode()
         slug = explicit[1] if explicit else re.sub(r"[-\s]+", "-", re.sub(r"[^\w\s-]", "", plain).strip().lower())
         number = 0
-        while (name := f"{slug}_{number}" if number else slug) in found:
+        while (name := f"{slug}_{number}" if number else slug) in links:
             number += 1
-        found.add(name)
-    return found
+        links.add(name)
+    return links
 
 
 def broken(page: Path) -> list[str]:

@@ -70,8 +70,8 @@ def test_answers_to_eight_threads_equal_the_answers_alone(
 ) -> None:
     answer = asked(by, fitted, posterior, tmp_path)
     alone = [answer(rows) for rows in ROWS]
-    for number, found in enumerate(at_once(answer, ROWS * 5)):
-        np.testing.assert_array_equal(found, alone[number % len(ROWS)], err_msg=f"answer {number}")
+    for number, answer_of in enumerate(at_once(answer, ROWS * 5)):
+        np.testing.assert_array_equal(answer_of, alone[number % len(ROWS)], err_msg=f"answer {number}")
 
 
 FITS: dict[str, dict[str, Any]] = {  # method -> hyperparameters, with few draws or steps
@@ -121,8 +121,8 @@ def test_fits_in_two_threads_have_the_bits_of_fits_one_after_another(method: str
     network = with_dropout()
     one, other = (fit_of(method, network, seed) for seed in (0, 1))
     assert any(not torch.equal(value, other[name]) for name, value in one.items())
-    found = at_once(lambda seed: fit_of(method, network, seed), [0, 1, 0, 1], threads=2)
-    for tensors, alone in zip(found, [one, other] * 2, strict=True):
+    fits = at_once(lambda seed: fit_of(method, network, seed), [0, 1, 0, 1], threads=2)
+    for tensors, alone in zip(fits, [one, other] * 2, strict=True):
         assert tensors.keys() == alone.keys()
         assert all(torch.equal(tensors[name], value) for name, value in alone.items())
 
@@ -131,8 +131,8 @@ def test_fits_in_two_threads_have_the_bits_of_fits_one_after_another(method: str
 def test_fits_of_all_these_methods_at_once_have_the_bits_of_fits_alone() -> None:
     network, asked = with_dropout(), [(method, seed) for method in [*FITS, *MODULES] for seed in (0, 1)]
     alone = [fit_of(method, network, seed) for method, seed in asked]
-    found = at_once(lambda each: fit_of(each[0], network, each[1]), asked)
-    for (method, seed), tensors, meant in zip(asked, found, alone, strict=True):
+    fits = at_once(lambda each: fit_of(each[0], network, each[1]), asked)
+    for (method, seed), tensors, meant in zip(asked, fits, alone, strict=True):
         assert all(torch.equal(tensors[name], value) for name, value in meant.items()), (method, seed)
 
 
@@ -152,24 +152,24 @@ def test_the_default_type_is_restored_after_the_last_of_overlapping_blocks() -> 
 def test_the_number_of_threads_is_restored_for_each_thread_and_for_new_threads() -> None:
     """OpenMP keeps a number for each thread; torch gives a new thread the number that any thread has set last."""
     number, seen = torch.get_num_threads(), dict[str, int]()
-    own = torch.get_num_threads
+    threads_of = torch.get_num_threads
     try:
         with ThreadPoolExecutor(1) as other, ThreadPoolExecutor(1) as new, ThreadPoolExecutor(1) as later:
             other.submit(torch.set_num_threads, 2).result()
-            assert other.submit(own).result() == 2  # a thread that has asked keeps its number
+            assert other.submit(threads_of).result() == 2  # a thread that has asked keeps its number
             torch.set_num_threads(3)
             first, second, third = (own_settings(1) for _ in range(3))
             first.__enter__(), other.submit(second.__enter__).result(), new.submit(third.__enter__).result()
-            seen |= {"inside": own(), "other inside": other.submit(own).result()}
+            seen |= {"inside": threads_of(), "other inside": other.submit(threads_of).result()}
             with own_settings(1):
                 pass
-            seen |= {"after a block in a block": own()}
+            seen |= {"after a block in a block": threads_of()}
             first.__exit__(None, None, None)
             new.submit(third.__exit__, None, None, None).result()
-            seen |= {"after": own(), "new after": new.submit(own).result()}
-            seen |= {"other still inside": other.submit(own).result()}
+            seen |= {"after": threads_of(), "new after": new.submit(threads_of).result()}
+            seen |= {"other still inside": other.submit(threads_of).result()}
             other.submit(second.__exit__, None, None, None).result()
-            seen |= {"other after": other.submit(own).result(), "later": later.submit(own).result()}
+            seen |= {"other after": other.submit(threads_of).result(), "later": later.submit(threads_of).result()}
     finally:
         torch.set_num_threads(number)
     inside = dict.fromkeys(["inside", "other inside", "other still inside", "after a block in a block"], 1)

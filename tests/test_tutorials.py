@@ -27,7 +27,7 @@ def figures(cell: Cell) -> list[str]:
     """
     if cell.kind == "markdown":
         text = CITED.sub("", CODE.sub("", cell.text))
-        return [*re.findall(r"\d[\d.,]*", text), *(found[0] for found in NAMES.finditer(text))]
+        return [*re.findall(r"\d[\d.,]*", text), *(name[0] for name in NAMES.finditer(text))]
     if cell.kind == "check":
         return []
     printed = [n for n in ast.walk(ast.parse(cell.text)) if isinstance(n, ast.Call) and _name(n) == "print"]
@@ -78,8 +78,8 @@ def test_a_tutorial_runs_with_the_cells_and_pictures_of_its_page(script: Path, t
 
     A search on a cluster ends weak trials in the order of their arrival, so that its lines differ from run to run.
     """
-    found = execute(script, tmp_path)
-    assert script.stem == "8_a_search_and_a_cluster" or compare(script, found) == ""
+    output = execute(script, tmp_path)
+    assert script.stem == "8_a_search_and_a_cluster" or compare(script, output) == ""
 
 
 @SCRIPTS
@@ -103,11 +103,11 @@ def test_every_page_and_every_picture_has_its_script_and_the_overview_is_made_fr
 @SCRIPTS
 def test_a_tutorial_states_its_goal_its_needs_and_the_next_step(script: Path) -> None:
     """The first cell has a title, one sentence on the result, and the extras; the last cell has the next steps."""
-    found = [cell for cell in cells(script.read_text()) if cell.kind == "markdown"]
-    title, gives, needs, *_ = found[0].text.split("\n\n")
+    markdown = [cell for cell in cells(script.read_text()) if cell.kind == "markdown"]
+    title, gives, needs, *_ = markdown[0].text.split("\n\n")
     assert title.startswith("# ") and gives.startswith("At the end you") and gives.count(". ") == 0
-    assert needs.startswith("Needs ") and extras(found[0].text)
-    assert "## What next" in found[-1].text
+    assert needs.startswith("Needs ") and extras(markdown[0].text)
+    assert "## What next" in markdown[-1].text
     assert any(cell.kind == "check" and "assert " in cell.text for cell in cells(script.read_text()))
 
 
@@ -125,12 +125,12 @@ def test_the_named_extras_contain_every_imported_package(script: Path) -> None:
     modules |= {str(n.module) for n in ast.walk(ast.parse(text)) if isinstance(n, ast.ImportFrom)}
     roots = {name.split(".")[0] for name in modules} - {*sys.stdlib_module_names, "bdl_pipe", "scratch"}
     needed = extras(cells(script.read_text())[0].text)
-    known, named = importlib.metadata.packages_distributions(), distributions(needed)
-    assert {root for root in roots if not {name.lower() for name in known[root]} & named} == set()
+    packages, named = importlib.metadata.packages_distributions(), distributions(needed)
+    assert {root for root in roots if not {name.lower() for name in packages[root]} & named} == set()
 
 
 def test_figures_typed_by_hand_are_found() -> None:
-    for kind, text, found in (
+    for kind, text, expected in (
         ("markdown", "It is right on 91 % of the rows.", ["91"]),
         ("markdown", "It gained two percent.", ["two percent"]),
         ("markdown", "Use `lr=0.1` (Welling and Teh 2011), [here](7_distil.md).", []),
@@ -138,7 +138,7 @@ def test_figures_typed_by_hand_are_found() -> None:
         ("code", "print('right', f'91.5% of {rows}')", ["91.5"]),
         ("check", "assert nll < 0.7, '91'", []),
     ):
-        assert figures(Cell(kind, text, 1)) == found, text  # type: ignore[arg-type]
+        assert figures(Cell(kind, text, 1)) == expected, text  # type: ignore[arg-type]
 
 
 def test_a_script_is_split_into_its_cells() -> None:

@@ -48,14 +48,14 @@ def run(
 
 def off(mean: float, spread: float = 0.01) -> list[float]:
     """Return the scores of a run whose differences to BASE have that mean and that standard deviation."""
-    found: list[float] = (BASE + mean + spread * UNIT).tolist()
-    return found
+    values: list[float] = (BASE + mean + spread * UNIT).tolist()
+    return values
 
 
 def chosen(*runs: Candidate, metric: str = "nll") -> Choice:
-    found = choose(runs, metric)
-    assert found is not None
-    return found
+    choice = choose(runs, metric)
+    assert choice is not None
+    return choice
 
 
 def test_the_cheapest_run_within_one_standard_error_is_taken() -> None:
@@ -70,14 +70,14 @@ def test_the_cheapest_run_within_one_standard_error_is_taken() -> None:
     alone = "and no cheaper run is within one standard error of it."
     assert taking(chosen(rest, far, best)) == f"take best: its NLL, 2.100, is the lowest, {alone}"
     dear = run("cheap", off(0.001), fit=20)
-    said = "take best: its NLL, 2.100, is the lowest, and no run is cheaper to fit (9 s)."
-    assert taking(chosen(dear, best)) == said
+    sentence = "take best: its NLL, 2.100, is the lowest, and no run is cheaper to fit (9 s)."
+    assert taking(chosen(dear, best)) == sentence
 
 
 def test_the_cheaper_of_two_runs_with_equal_scores_is_taken() -> None:
     a, b = run("a", off(0), fit=2), run("b", off(0), fit=1)
-    found = chosen(a, b)
-    assert found.best is b and found.taken is b and found.near == [b, a] == found.tied
+    choice = chosen(a, b)
+    assert choice.best is b and choice.taken is b and choice.near == [b, a] == choice.tied
     unpaired = chosen(run("constant", [2.0], fit=2), run("b", [2.0], fit=1, method="linear"))
     assert unpaired.taken.name == "b" and unpaired.gaps == {}
 
@@ -93,8 +93,8 @@ def test_missing_scores_costs_and_pairs_are_stated_and_never_chosen() -> None:
     assert cheapest(unpriced) == "the times of the fits are not recorded."
     other_splits = chosen(good, run("two", [2.2, 2.2], fit=1), run("three", [2.3] * 3, fit=2))
     assert other_splits.gaps == {} and other_splits.near == [good]
-    said = "take good: its NLL, 2.100, is the lowest; 2 cheaper runs cannot be compared with it in pairs."
-    assert taking(other_splits) == said
+    sentence = "take good: its NLL, 2.100, is the lowest; 2 cheaper runs cannot be compared with it in pairs."
+    assert taking(other_splits) == sentence
     assert cheapest(other_splits) == (
         "good fits in 3 s and predicts 1,000 rows in 0.5 s; not comparable in pairs: 2 cheaper runs."
     )
@@ -107,8 +107,8 @@ def test_the_cost_sentence_names_the_cheapest_run_that_cannot_be_told_apart() ->
     best, edge = run("best", off(0, 0), fit=9), 0.01 * ERROR * float(stats.t.ppf(0.975, 4))
     inside, outside = (run(name, off(share * edge), fit=2) for name, share in (("in", 0.99), ("out", 1.01)))
     fast = "fits in 2 s and predicts 1,000 rows in 0.5 s"
-    told = "over 5 splits its NLL cannot be told apart from the best (NLL +0.0153 ± 0.0056)"
-    assert cheapest(chosen(best, inside)) == f"in {fast}; {told}."
+    sentence = "over 5 splits its NLL cannot be told apart from the best (NLL +0.0153 ± 0.0056)"
+    assert cheapest(chosen(best, inside)) == f"in {fast}; {sentence}."
     alone = "best fits in 9 s and predicts 1,000 rows in 0.5 s; worse than the best: 1 cheaper run."
     assert cheapest(chosen(best, outside)) == alone
     constant = run("constant", off(0.5 * edge), fit=1)
@@ -139,10 +139,12 @@ def by_width(shares: Sequence[float], rows: int, splits: int = 1, noise: float =
 
 
 def test_a_third_with_too_few_or_too_many_targets_inside_is_a_warning() -> None:
-    said = "90 % intervals hold 99 % of the targets in the third of the narrowest intervals and 75 % of the targets in "
+    sentence = (
+        "90 % intervals hold 99 % of the targets in the third of the narrowest intervals and 75 % of the targets in "
+    )
     cure = ": its noise is one for all inputs; take noise: each input, where the method has it"
-    assert off_by_width(by_width([0.99, 0.9, 0.75], 600)) == f"{said}the third of the widest intervals{cure}"
-    assert off_by_width(by_width([0.99, 0.9, 0.75], 600, noise=3.0)) == f"{said}the third of the widest intervals"
+    assert off_by_width(by_width([0.99, 0.9, 0.75], 600)) == f"{sentence}the third of the widest intervals{cure}"
+    assert off_by_width(by_width([0.99, 0.9, 0.75], 600, noise=3.0)) == f"{sentence}the third of the widest intervals"
     assert off_by_width(by_width([0.81, 0.9, 0.97], 10_000)) == "" == off_by_width(run("a", [2.0]))
 
 
@@ -153,24 +155,24 @@ def test_a_third_of_few_rows_is_seldom_a_warning_by_chance() -> None:
     """
     assert off_by_width(by_width([0.9, 0.9, 13 / 17], 51)) == "" != off_by_width(by_width([0.9, 0.9, 13 / 17], 51, 5))
     chances = {k / 17: stats.binom(17, 0.9).pmf(k) for k in range(18)}
-    said = sum(chance for share, chance in chances.items() if off_by_width(by_width([0.9, 0.9, share], 51)))
+    chance_of = sum(chance for share, chance in chances.items() if off_by_width(by_width([0.9, 0.9, share], 51)))
     bounds = sum(chance for share, chance in chances.items() if not 0.8 <= share <= 0.97)
-    assert 0 < said < 0.03 and bounds > 0.2
+    assert 0 < chance_of < 0.03 and bounds > 0.2
 
 
 def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() -> None:
-    found = coverage(run("linear", [2.0], coverage_90=[0.8]))
-    assert found is not None and found.mean == pytest.approx(-0.1)
-    assert found.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and found.apart
+    remark = coverage(run("linear", [2.0], coverage_90=[0.8]))
+    assert remark is not None and remark.mean == pytest.approx(-0.1)
+    assert remark.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and remark.apart
     assert not coverage(run("linear", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
     once = run("vbll", [2.0], coverage_90=[0.8])
     assert calibration(once) == f" Its 90 % intervals contain 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
     two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
-    assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == found
+    assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == remark
     of_seed = itertools.product(enumerate((0.7, 0.8, 0.9)), ("nll", "coverage_90"))
     three = [Score(0, seed, Quantity(metric), value, 50) for (seed, value), metric in of_seed]
     spread = coverage(replace(run("vbll"), scores=RunScores(scores.table("d", "a", "", three))))
-    assert spread is not None and spread.error**2 == pytest.approx(found.error**2 + 0.01 / 3) and not spread.apart
+    assert spread is not None and spread.error**2 == pytest.approx(remark.error**2 + 0.01 / 3) and not spread.apart
     assert calibration(run("a", [2.0], coverage_90=[math.nan])) == "" == calibration(run("a", [2.0], ece=[math.nan]))
     assert calibration(run("a", [2.0], ece=[0.0123])) == " Its ECE is 1.23 %." and calibration(run("a", [2.0])) == ""
 
@@ -236,10 +238,10 @@ def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp
     once, thrice = of_seeds("vbll", 0.5, few, 1, network=""), of_seeds("vbll", 0.5, some)
     linear = of_seeds("linear", -1, few, 1)
     for runs in ([once, plain], [once, linear]):
-        said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
-        assert said["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
-        assert said["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
-        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in said["Beware"]
+        sentences = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
+        assert sentences["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
+        assert sentences["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
+        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in sentences["Beware"]
     single, other, three = (replace(one, network="mlp 8") for one in (once, plain, thrice))
     for runs, begins in (
         ([single, linear], "Not established (one seed): vbll differs on one seed from linear (NLL −1."),
@@ -297,9 +299,9 @@ def test_the_time_and_the_gain_of_more_splits_are_stated() -> None:
 def test_the_reason_that_ended_a_fit_is_found() -> None:
     def how(chosen: int, patience: int | None = 10, **more: object) -> str:
         stopping = SimpleNamespace(every=2, patience=patience)
-        own = SimpleNamespace(**{"epochs": 100, "early_stopping": stopping, **more})
-        assert ended(own, chosen, True) == ended(SimpleNamespace(training=own), chosen, True)
-        return ended(own, chosen, True)
+        config = SimpleNamespace(**{"epochs": 100, "early_stopping": stopping, **more})
+        assert ended(config, chosen, True) == ended(SimpleNamespace(training=config), chosen, True)
+        return ended(config, chosen, True)
 
     assert how(90) == "validation" and how(91) == "steps"
     assert how(98, None) == "validation" and how(100, None) == "steps"
@@ -311,8 +313,8 @@ def test_the_reason_that_ended_a_fit_is_found() -> None:
 
 def test_the_warning_of_short_chains_ends_as_the_verdict_expects() -> None:
     metrics = {"rhat_prediction": 2.0, "rhat_log_likelihood": 2.0, "ess_prediction": 5.0, "ess_log_likelihood": 5.0}
-    (said,) = judge({**metrics, "ess_tail_prediction": 5.0}, DiagnosticsConfig(10, 1.05, 100))
-    assert said.endswith(LONGER)
+    (warning,) = judge({**metrics, "ess_tail_prediction": 5.0}, DiagnosticsConfig(10, 1.05, 100))
+    assert warning.endswith(LONGER)
 
 
 def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_path: Path) -> None:
@@ -322,17 +324,17 @@ def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_pat
     ]
     by = "Is a Bayesian network better by"
     heads = ["Accuracy", "Intervals", "Cost", f"{by} NLL", f"{by} RMSE", "One more hour"]
-    assert [HEAD.split(said)[0] for said in verdict(table)] == [*heads, "Beware"]
+    assert [HEAD.split(line)[0] for line in verdict(table)] == [*heads, "Beware"]
     limit = "Beware: the best of 2 runs is chosen by its test score, so this score is optimistic."
     assert verdict(table)[-1] == limit
-    assert [HEAD.split(said)[0] for said in verdict(table[:1])] == heads, "one run is no choice"
+    assert [HEAD.split(line)[0] for line in verdict(table[:1])] == heads, "one run is no choice"
     assert "split" not in verdict(table)[-1]
     best = of_seeds("vbll", 0.5, tmp_path, ece=0.02, fit=2, network="mlp 8")
     some = [best, of_seeds("deterministic", 0.0, tmp_path, fit=1, network="mlp 8")]
-    said = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
-    assert list(said) == [*heads[:1], "Probabilities", *heads[2:4], f"{by} accuracy", *heads[5:], "Beware"]
+    line = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
+    assert list(line) == [*heads[:1], "Probabilities", *heads[2:4], f"{by} accuracy", *heads[5:], "Beware"]
     taken = "take deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
-    assert said["Accuracy"].startswith(taken)
-    assert said[f"{by} NLL"].startswith("Yes, against a plain network: vbll is better than deterministic")
-    assert "cannot be told apart from deterministic" in said[f"{by} accuracy"]
-    assert said["Beware"].endswith("There is one split: other training rows could rank the runs differently.")
+    assert line["Accuracy"].startswith(taken)
+    assert line[f"{by} NLL"].startswith("Yes, against a plain network: vbll is better than deterministic")
+    assert "cannot be told apart from deterministic" in line[f"{by} accuracy"]
+    assert line["Beware"].endswith("There is one split: other training rows could rank the runs differently.")

@@ -50,8 +50,8 @@ def test_the_error_names_a_file_that_cannot_be_read(tmp_path: Path, case: str) -
     path = make(tmp_path / "config.yaml")
     with pytest.raises(DataError) as caught:
         read_yaml(path)
-    said = str(caught.value)
-    assert said.startswith(str(path)) and message in said and "\n" not in said
+    text = str(caught.value)
+    assert text.startswith(str(path)) and message in text and "\n" not in text
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read every file")

@@ -96,9 +96,9 @@ def test_tables_are_added_once_and_their_scores_are_read(
     frame, facts = project.gather(folder)
     assert set(frame["table"]) == {"iris"}
     assert set(facts) >= {"commit", "seed", "device", "cores"}
-    (found,) = frame[frame["nll"].notna()].to_dict("records")
+    (row,) = frame[frame["nll"].notna()].to_dict("records")
     wanted = {"method": "bnn", "split": 1, "rows": 15, "nll": 0.1234568, "fit_seconds": 2.0}
-    assert {name: found[name] for name in wanted} == wanted
+    assert {name: row[name] for name in wanted} == wanted
     assert len(frame) == 5 * frame["method"].nunique()
     project.store(tmp_path / "page", frame, facts)
     pd.testing.assert_frame_equal(page.read(tmp_path / "page"), frame.reset_index(drop=True), check_dtype=False)
@@ -132,15 +132,15 @@ def made() -> pd.DataFrame:
         for method in [*shift, *(["gp"] if table.task == "regression" else [])]:
             for split in range(5 if table.size == "small" else 3):
                 nll = 2 + shift.get(method, -0.8) + 0.1 * random.normal() + 1.2 * ((name, method) == ("iris", "bnn"))
-                own = {"nll": nll, "fit_seconds": 3 * random.random(), "rows": 12}
+                record = {"nll": nll, "fit_seconds": 3 * random.random(), "rows": 12}
                 if table.task == "regression":
-                    own |= {score: math.exp(nll + 0.1 * random.normal()) for score in page.PROTOCOL}
-                    own |= {"coverage_90": random.uniform(0.7, 1)}
+                    record |= {score: math.exp(nll + 0.1 * random.normal()) for score in page.PROTOCOL}
+                    record |= {"coverage_90": random.uniform(0.7, 1)}
                 else:
-                    own |= {"ece": random.uniform(0, 0.2)}
+                    record |= {"ece": random.uniform(0, 0.2)}
                 if (name, method, split) == ("caschools", "dropout", 4):
-                    own = {}
-                rows.append({"table": name, "method": method, "split": split} | own)
+                    record = {}
+                rows.append({"table": name, "method": method, "split": split} | record)
     return pd.DataFrame(rows, columns=list(project.COLUMNS))
 
 
@@ -156,10 +156,10 @@ each = pytest.mark.parametrize("which", ["made", *(["stored"] if (PLACE / "facts
 
 def averages(frame: pd.DataFrame, score: str) -> dict[tuple[str, str], float]:
     """Average over splits row by row, by the csv module: a second computation of the figures of the page."""
-    found: dict[tuple[str, str], list[str]] = {}
+    names: dict[tuple[str, str], list[str]] = {}
     for row in csv.DictReader(frame.to_csv(index=False).splitlines()):
-        found.setdefault((row["table"], row["method"]), []).append(row[score])
-    return {key: math.fsum(map(float, values)) / len(values) for key, values in found.items() if all(values)}
+        names.setdefault((row["table"], row["method"]), []).append(row[score])
+    return {key: math.fsum(map(float, values)) / len(values) for key, values in names.items() if all(values)}
 
 
 @each
@@ -169,10 +169,10 @@ def test_the_head_of_the_page_agrees_with_the_scores(which: str) -> None:
     pairs = [key for key in nll if key[1] != "constant"]
     worse = [key for key in pairs if nll[key] > nll[key[0], "constant"]]
     assert f"{len(pairs) - len(worse)} of {len(pairs)} pairs of a table and a method" in text
-    told, tables = text.split("Above it: ")[1].split("\n")[0], [table for table, _ in worse]
+    sentence, tables = text.split("Above it: ")[1].split("\n")[0], [table for table, _ in worse]
     for table, method in worse:
         many = tables.count(table)
-        assert (f"{table}: {many} methods (+" if many > 3 else f"{method} (+") in told
+        assert (f"{table}: {many} methods (+" if many > 3 else f"{method} (+") in sentence
     better = [key for key in crps if key[1] != "constant" and crps[key] <= crps[key[0], "constant"]]
     assert f"CRPS: {len(better)} of {sum(key[1] != 'constant' for key in crps)} pairs" in text
     spread = list(coverage.values())
@@ -215,8 +215,8 @@ def test_differences_are_paired_with_the_error_of_nadeau_and_bengio() -> None:
     frame = made()
     one, other = (frame.query("table == 'airquality' and method == @m")["nll"].to_numpy() for m in ("bnn", "boosting"))
     mean, error = page.paired(frame, "airquality", "bnn", "boosting")
-    found = over_splits(one - other, 1 / 9)
-    assert (mean, error) == pytest.approx((found.mean, found.half / t.ppf(0.975, 4)))
+    estimate = over_splits(one - other, 1 / 9)
+    assert (mean, error) == pytest.approx((estimate.mean, estimate.half / t.ppf(0.975, 4)))
     assert math.isnan(page.paired(frame[frame["split"] == 0], "airquality", "bnn", "boosting")[1])
 
 

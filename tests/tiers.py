@@ -117,9 +117,9 @@ def read_list(text: str) -> dict[str, set[str]]:
 
 def unknown(marks: Iterable[str], tests: Sequence[str]) -> list[str]:
     """Return the listed tests and cases that are not among all tests of their files: they were renamed or removed."""
-    known = {*tests, *(test.partition("[")[0] for test in tests)}
+    names = {*tests, *(test.partition("[")[0] for test in tests)}
     files = {test.partition("::")[0] for test in tests}
-    return [test for test in marks if test.partition("::")[0] in files and test not in known]
+    return [test for test in marks if test.partition("::")[0] in files and test not in names]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
@@ -141,11 +141,11 @@ def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> 
     """Fail a test that leaves a thread: it runs on in later tests, and changes dictionaries while they are read."""
     yield
     ends = time.monotonic() + _LAST
-    while (left := _left()) and time.monotonic() < ends:
-        left[0].join(0.05)
-    _before.update(left)
-    if left:
-        pytest.fail(f"leaves threads: {', '.join(sorted(thread.name for thread in left))}")
+    while (alive := _left()) and time.monotonic() < ends:
+        alive[0].join(0.05)
+    _before.update(alive)
+    if alive:
+        pytest.fail(f"leaves threads: {', '.join(sorted(thread.name for thread in alive))}")
 
 
 def _left() -> list[threading.Thread]:

@@ -27,11 +27,11 @@ def needed(requirements: list[str], seen: set[str]) -> Iterator[metadata.Distrib
             continue
         seen.add(name)
         try:
-            found = metadata.distribution(name)
+            distribution = metadata.distribution(name)
         except metadata.PackageNotFoundError:
             continue  # such as the CUDA libraries of a torch that was built without CUDA
-        yield found
-        yield from needed(found.requires or [], seen)
+        yield distribution
+        yield from needed(distribution.requires or [], seen)
 
 
 def link(requirements: list[str], site: Path) -> None:

@@ -76,9 +76,9 @@ HEAD = dataclasses.replace(BNN, stochastic="head")
     ids=["bnn", "dropout", "tabm"],
 )
 def test_the_fit_learns_the_tiny_table_and_has_epistemic_variance(fit: FitMany, config: Any) -> None:
-    how = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
+    training = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
     data = make_tiny_table()
-    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=how)
+    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=training)
     (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
     inputs, targets = data.tensors("validation")
     predictive = posterior_of(state).predict(inputs, rng=Seed(0))
@@ -99,7 +99,7 @@ def test_each_member_starts_at_the_end_of_its_trajectory(fit: FitMany, config: A
     data, rngs = [table(m) for m in range(2)], [Seed(1).fold(m) for m in range(2)]
     paths = [trajectory(NETWORK, d, seed) for d, seed in zip(data, (3, 4), strict=True)]
     still, inputs = dataclasses.replace(config, training=STILL), [{"trajectory": [path]} for path in paths]
-    made = fit(data, inputs, still, rngs=rngs, report=Silent())
-    for state, path in zip(made, paths, strict=True):
+    states = fit(data, inputs, still, rngs=rngs, report=Silent())
+    for state, path in zip(states, paths, strict=True):
         assert torch.equal(state.tensors[trunk], path.tensors["trunk.1.weight"][-1])
         assert torch.equal(state.tensors[head], path.tensors["head.weight"][-1, :1])  # without the log-variance

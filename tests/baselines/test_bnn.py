@@ -45,43 +45,43 @@ def divergence(made: Bnn, variance: dict[str, float]) -> Tensor:
 
 
 def test_the_regression_loss_is_the_mean_nll_plus_the_weighted_kl_per_row() -> None:
-    made, inputs, targets = learner(kl_weight=0.7), draw(2, 7, 3), draw(3, 7, 2)
-    noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
-    outputs = functional_call(made.random.module, drawn(made, noise), (inputs,))
+    model, inputs, targets = learner(kl_weight=0.7), draw(2, 7, 3), draw(3, 7, 2)
+    noise = first(model.noise(1, 7, torch.Generator().manual_seed(4)))
+    outputs = functional_call(model.random.module, drawn(model, noise), (inputs,))
     fan_in = {"trunk.1": 3, "trunk.3": 6, "head": 5}
     prior = {f"{k}.{p}": 4 / math.sqrt(n) for k, n in fan_in.items() for p in ("weight", "bias")}
-    likely = Normal(outputs, (made.likelihood.log_variance / 2).exp()).log_prob(targets).sum(-1).mean()
-    expected = -likely + 0.7 * divergence(made, prior) / 91
-    torch.testing.assert_close(made(inputs, targets, 91, noise), expected, atol=1e-10, rtol=1e-12)
+    likely = Normal(outputs, (model.likelihood.log_variance / 2).exp()).log_prob(targets).sum(-1).mean()
+    expected = -likely + 0.7 * divergence(model, prior) / 91
+    torch.testing.assert_close(model(inputs, targets, 91, noise), expected, atol=1e-10, rtol=1e-12)
 
 
 def test_the_class_loss_of_a_random_head_is_the_mean_nll_plus_the_kl_per_row() -> None:
-    made, inputs = learner(3, "classification", stochastic="head"), draw(2, 7, 3)
+    model, inputs = learner(3, "classification", stochastic="head"), draw(2, 7, 3)
     labels = torch.tensor([0, 1, 2, 2, 1, 0, 0])
-    noise = first(made.noise(1, 7, torch.Generator().manual_seed(4)))
+    noise = first(model.noise(1, 7, torch.Generator().manual_seed(4)))
     assert sorted(noise) == ["bias", "weight"]  # the trunk is a point
-    weights = drawn(made, noise)
-    logits = made.fixed(inputs) @ weights["weight"].T + weights["bias"]
-    kl = divergence(made, {"weight": 0.01, "bias": 0.01})
+    weights = drawn(model, noise)
+    logits = model.fixed(inputs) @ weights["weight"].T + weights["bias"]
+    kl = divergence(model, {"weight": 0.01, "bias": 0.01})
     expected = -Categorical(logits=logits).log_prob(labels).mean() + kl / 91
-    torch.testing.assert_close(made(inputs, labels, 91, noise), expected, atol=1e-10, rtol=1e-12)
-    assert not any("likelihood" in name for name in made.state_dict())
+    torch.testing.assert_close(model(inputs, labels, 91, noise), expected, atol=1e-10, rtol=1e-12)
+    assert not any("likelihood" in name for name in model.state_dict())
 
 
 def test_each_draw_predicts_as_a_plain_network_with_the_drawn_weights() -> None:
-    made, inputs = learner(), draw(2, 7, 3)
-    predictive = made.predict(inputs, rng=Seed(9))
+    model, inputs = learner(), draw(2, 7, 3)
+    predictive = model.predict(inputs, rng=Seed(9))
     assert predictive.draw_mean.shape == (4, 7, 2)
     for k in range(4):
-        noise = first(made.random.draw(1, Seed(9).fold("draw", k).generator()))
+        noise = first(model.random.draw(1, Seed(9).fold("draw", k).generator()))
         plain = networks.build(CONFIG.network, (3,), 2, rng=Seed(0)).double()
-        plain.load_state_dict(drawn(made, noise))
+        plain.load_state_dict(drawn(model, noise))
         torch.testing.assert_close(predictive.draw_mean[k], plain(inputs))
-    expected = made.likelihood.log_variance.exp().expand(4, 7, 2)
+    expected = model.likelihood.log_variance.exp().expand(4, 7, 2)
     torch.testing.assert_close(predictive.draw_variance, expected)
-    torch.testing.assert_close(made.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
-    torch.testing.assert_close(made.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
-    assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
+    torch.testing.assert_close(model.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
+    torch.testing.assert_close(model.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
+    assert not torch.equal(model.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
 
 
 @pytest.mark.parametrize(("stochastic", "moved"), [("all", set()), ("head", {"fixed.1.weight", "fixed.3.weight"})])

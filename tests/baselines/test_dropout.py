@@ -57,12 +57,12 @@ def by_hand(
 
 @pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh"])
 def test_a_mask_follows_every_activation(activation: str) -> None:
-    made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6, 5), activation)))  # type: ignore[arg-type]
-    inputs, masks = rows(7, 3), masks_of(made, 7)
+    model = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6, 5), activation)))  # type: ignore[arg-type]
+    inputs, masks = rows(7, 3), masks_of(model, 7)
     assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 6), "4": (7, 5)}
     of = {"relu": torch.relu, "leaky_relu": torch.nn.LeakyReLU(), "tanh": torch.tanh}[activation]
-    expected = by_hand(made, inputs, masks["2"], masks["4"], of)
-    torch.testing.assert_close(made.outputs(inputs, masks), expected, atol=1e-6, rtol=1e-5)
+    expected = by_hand(model, inputs, masks["2"], masks["4"], of)
+    torch.testing.assert_close(model.outputs(inputs, masks), expected, atol=1e-6, rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -80,26 +80,26 @@ def test_a_network_whose_blocks_hide_activations_is_refused(network: NetworkConf
 
 
 def test_the_regression_loss_is_the_mean_nll_of_the_masked_outputs() -> None:
-    made, inputs, targets = learner(), rows(7, 3), rows(7, 2, seed=3)
+    model, inputs, targets = learner(), rows(7, 3), rows(7, 2, seed=3)
     with torch.no_grad():
-        made.likelihood.log_variance.fill_(-0.4)
-    masks = masks_of(made, 7)
-    outputs = by_hand(made, inputs, masks["2"], masks["4"])
+        model.likelihood.log_variance.fill_(-0.4)
+    masks = masks_of(model, 7)
+    outputs = by_hand(model, inputs, masks["2"], masks["4"])
     deviation = torch.tensor(-0.4).exp().sqrt()
     expected = -Normal(outputs, deviation).log_prob(targets).sum(-1).mean()
-    torch.testing.assert_close(made(inputs, targets, 91, masks), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(model(inputs, targets, 91, masks), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_dropout_in_a_convnet_leaves_out_whole_channels() -> None:
-    made, inputs, labels = of_images(), rows(7, 1, 8, 8), torch.arange(7) % 3
-    masks = masks_of(made, 7)
+    model, inputs, labels = of_images(), rows(7, 1, 8, 8), torch.arange(7) % 3
+    masks = masks_of(model, 7)
     assert {k: tuple(v.shape) for k, v in masks.items()} == {"2": (7, 4), "6": (7, 8)}
-    layers = list(made.network.trunk)
+    layers = list(model.network.trunk)
     first = torch.relu(layers[1](layers[0](inputs))) * masks["2"][:, :, None, None] / 0.7
     second = torch.relu(layers[5](layers[4](layers[3](first)))) * masks["6"][:, :, None, None] / 0.7
-    logits = made.network.head(layers[7](second).flatten(1))
+    logits = model.network.head(layers[7](second).flatten(1))
     expected = -Categorical(logits=logits).log_prob(labels).mean()
-    torch.testing.assert_close(made(inputs, labels, 91, masks), expected, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(model(inputs, labels, 91, masks), expected, atol=1e-6, rtol=1e-5)
 
 
 def test_each_row_step_and_activation_has_its_own_mask_and_the_rate_is_the_share_left_out() -> None:
@@ -113,26 +113,26 @@ def test_each_row_step_and_activation_has_its_own_mask_and_the_rate_is_the_share
 def test_the_average_over_all_masks_equals_the_network_without_masks(rate: float, right: bool) -> None:
     """With one hidden layer the output is linear in its mask: outputs averaged over all 16 masks, weighted by their
     probabilities, equal the network without masks; weighted by the probabilities of another rate they do not."""
-    made = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (4,))))
+    model = learner(dataclasses.replace(CONFIG, network=MlpConfig("mlp", (4,))))
     inputs, total = rows(7, 3), torch.zeros(7, 2)
     for kept in itertools.product((False, True), repeat=4):
         probability = (1 - rate) ** sum(kept) * rate ** (4 - sum(kept))
-        total += probability * made.outputs(inputs, {"2": torch.tensor([kept])})
-    assert torch.allclose(total, made.network(inputs), atol=1e-5) == right
+        total += probability * model.outputs(inputs, {"2": torch.tensor([kept])})
+    assert torch.allclose(total, model.network(inputs), atol=1e-5) == right
 
 
 def test_a_draw_uses_one_mask_for_all_rows() -> None:
-    made, inputs = learner(), rows(7, 3)
-    predictive = made.predict(inputs, rng=Seed(9))
+    model, inputs = learner(), rows(7, 3)
+    predictive = model.predict(inputs, rng=Seed(9))
     assert predictive.draw_mean.shape == (4, 7, 2)
     for s in range(4):
         generator = Seed(9).fold("draw", s).generator()
         one, two = (torch.rand(1, 1, n, generator=generator)[0] >= 0.3 for n in (6, 5))
-        torch.testing.assert_close(predictive.draw_mean[s], by_hand(made, inputs, one, two))
+        torch.testing.assert_close(predictive.draw_mean[s], by_hand(model, inputs, one, two))
     torch.testing.assert_close(predictive.draw_variance, torch.ones(4, 7, 2))  # the initial noise variance
-    torch.testing.assert_close(made.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
-    torch.testing.assert_close(made.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
-    assert not torch.equal(made.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
+    torch.testing.assert_close(model.predict(inputs[2:5], rng=Seed(9)).draw_mean, predictive.draw_mean[:, 2:5])
+    torch.testing.assert_close(model.validate(inputs, rng=Seed(9)).draw_mean, predictive.draw_mean[:2])
+    assert not torch.equal(model.predict(inputs, rng=Seed(8)).draw_mean, predictive.draw_mean)
 
 
 def test_weight_decay_does_not_move_the_noise_variance() -> None:

@@ -72,9 +72,9 @@ def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_feature
     assert (of_rows.std() > 1e-3 * noise) == (noise_of == "each input")
     mean, spread = gaussian_process(phi, y.double().numpy(), star, prior, of_rows)
     posterior = ExactLayerPosterior.from_state(state)
-    found, functions = posterior.predict(new), posterior.functions(new[None], rng=Seed(0))
-    np.testing.assert_allclose(found.mean.numpy(), mean, atol=1e-5)
-    np.testing.assert_allclose(found.variance.numpy()[:, 0], spread + of_new, atol=1e-5)
+    predictive, functions = posterior.predict(new), posterior.functions(new[None], rng=Seed(0))
+    np.testing.assert_allclose(predictive.mean.numpy(), mean, atol=1e-5)
+    np.testing.assert_allclose(predictive.variance.numpy()[:, 0], spread + of_new, atol=1e-5)
     np.testing.assert_allclose(functions.covariance[0, 0, 0].diagonal(), spread, atol=1e-5)
     np.testing.assert_allclose(np.broadcast_to(functions.noise.flatten(), len(new)), of_new, atol=1e-5)
     other = gaussian_process(phi, y.double().numpy(), star, prior, 1.1 * of_rows)
@@ -94,9 +94,9 @@ def test_the_loss_is_minus_the_log_evidence_per_row(noise_of: str) -> None:
         if model.noise_head is not None:
             model.noise_head.copy_(torch.linspace(-1, 1, phi.shape[1])[:, None])
             noise *= (phi @ torch.linspace(-1, 1, phi.shape[1]).double()).exp()
-        found = model(x, y, len(x), {})
+        loss = model(x, y, len(x), {})
     law = torch.distributions.MultivariateNormal(torch.zeros(len(x)).double(), 1.0 * phi @ phi.T + noise.diag())
-    torch.testing.assert_close(found, -law.log_prob(y.double()[:, 0]) / len(x), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(loss, -law.log_prob(y.double()[:, 0]) / len(x), atol=1e-6, rtol=1e-6)
     with pytest.raises(AssertionError, match="all rows at once"):
         model(x[:-1], y[:-1], len(x), {})
 
@@ -109,7 +109,7 @@ def test_the_latent_derivative_loss_equals_finite_differences() -> None:
     model.rows, model.targets = model.rows.double(), model.targets.double()
     x, y, at = model.rows, model.targets, torch.tensor([4, 0, 17])
     with torch.no_grad():
-        found = float(model(x, y, len(x), {"rows": at}) - Gbll.forward(model, x, y, len(x), {}))
+        difference = float(model(x, y, len(x), {"rows": at}) - Gbll.forward(model, x, y, len(x), {}))
         q, step, total = model.posterior(), 1e-6, 0.0
         for j in range(4):
             shift = step * torch.eye(4).double()[j]
@@ -119,10 +119,10 @@ def test_the_latent_derivative_loss_equals_finite_differences() -> None:
             prior = torch.distributions.Normal(torch.zeros(3).double(), math.sqrt(0.7))
             kl = torch.distributions.kl_divergence(torch.distributions.Normal(mean, scale), prior)
             total += 0.3 * float(kl.mean())
-    assert found == pytest.approx(total, rel=1e-6)
+    assert difference == pytest.approx(total, rel=1e-6)
     with torch.no_grad():  # control: other rows have other derivatives
         other = float(model(x, y, len(x), {"rows": at + 1}) - Gbll.forward(model, x, y, len(x), {}))
-    assert abs(other - found) > 1e-3 * abs(found)
+    assert abs(other - difference) > 1e-3 * abs(difference)
 
 
 def test_the_derivative_kl_is_finite_with_more_inputs_than_features_and_has_gradients() -> None:
@@ -186,15 +186,15 @@ def test_members_on_different_rows_trained_together_equal_members_trained_alone(
 def test_the_chosen_epochs_have_the_best_validation_score_of_the_exact_predictive() -> None:
     """The score of a number of epochs is the score of a fit that stops there (at a constant rate)."""
     data = make_tiny_table()
-    how = {"optimiser": {"name": "adam", "lr": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
+    section = {"optimiser": {"name": "adam", "lr": 3e-2}, "network": {"name": "mlp", "hidden": [40]}}
     new, targets = data.tensors("validation")
     rng, stage = Seed(3), GBLL.stages["student"]
     scores = []
     for epochs in (10, 20, 30, 40, 50):
-        config = config_of(GBLL, epochs=epochs, early_stopping=None, **how)
+        config = config_of(GBLL, epochs=epochs, early_stopping=None, **section)
         state = stage.fit_one(data, {}, config, rng=rng.fold("search"), report=Silent())
         scores.append(-float(ExactLayerPosterior(state).predict(new).log_prob(targets).mean()))
-    config = config_of(GBLL, epochs=50, early_stopping={"every": 10, "patience": None}, **how)
+    config = config_of(GBLL, epochs=50, early_stopping={"every": 10, "patience": None}, **section)
     chosen = stage.fit_one(data, {}, config, rng=rng, report=Silent()).config["epochs"]
     assert chosen == 10 * (1 + int(np.argmin(scores)))
     assert 10 < chosen < 50  # a choice at either end would prove less
@@ -230,15 +230,15 @@ def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> Non
     x, y = data.tensors("train")
     with torch.no_grad():
         phi = exact.features(x)
-    found = exact.state().config["prior_variance"], float(exact.layer.noise_variance)
-    assert found == pytest.approx(best_variances(*scaled(phi, y.double(), phi @ exact.noise_head)), rel=1e-9)
+    variances = exact.state().config["prior_variance"], float(exact.layer.noise_variance)
+    assert variances == pytest.approx(best_variances(*scaled(phi, y.double(), phi @ exact.noise_head)), rel=1e-9)
 
 
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)
 def test_training_raises_the_evidence_and_decay_does_not_move_the_noise_variance(method: Method) -> None:
     data = make_tiny_table()
-    how = {"early_stopping": None, "optimiser": {"name": "adamw", "lr": 2e-2, "weight_decay": 0.1}}
-    short, long = (fitted(method, data, epochs=epochs, **how) for epochs in (1, 80))
+    section = {"early_stopping": None, "optimiser": {"name": "adamw", "lr": 2e-2, "weight_decay": 0.1}}
+    short, long = (fitted(method, data, epochs=epochs, **section) for epochs in (1, 80))
     assert long.config["loss"] < short.config["loss"] - 0.3
     new, targets = data.tensors("validation")
     assert (ExactLayerPosterior(long).predict(new).mean - targets).square().mean() < 0.3 * targets.var()

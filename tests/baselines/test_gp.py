@@ -81,8 +81,8 @@ def test_predictions_and_evidence_equal_the_dense_formulas(ard: bool) -> None:
         mean, variance = Dense(posterior, k).predict(new.numpy())
         np.testing.assert_allclose(predictive.draw_mean[0, :, k].numpy(), mean, atol=1e-8)
         np.testing.assert_allclose(predictive.draw_variance[0, :, k].numpy(), variance, atol=1e-8)
-    found = posterior.process.log_marginal_likelihood().item()
-    assert found == pytest.approx(sum(Dense(posterior, k).evidence() for k in range(2)), rel=1e-9)
+    log_likelihood = posterior.process.log_marginal_likelihood().item()
+    assert log_likelihood == pytest.approx(sum(Dense(posterior, k).evidence() for k in range(2)), rel=1e-9)
     other = Dense(posterior, 0)  # negative control: the comparison sees a percent of noise
     other.noise *= 1.01
     assert np.abs(other.predict(new.numpy())[1] - predictive.draw_variance[0, :, 0].numpy()).max() > 1e-5
@@ -95,7 +95,7 @@ def test_the_covariance_of_a_group_equals_the_dense_posterior_covariance() -> No
     new, targets = (part[:180].unflatten(0, (60, 3)) for part in data.tensors("validation"))
     new = torch.cat([new, new, new])  # 540 rows
     functions = posterior.functions(new, rng=Seed(0))
-    found = functions.joint(None, draws=1, rng=Seed(0)).log_prob(torch.cat([targets] * 3))
+    log_prob = functions.joint(None, draws=1, rng=Seed(0)).log_prob(torch.cat([targets] * 3))
     for group in (0, 59, 179):
         expected = 0.0
         for k in range(2):
@@ -105,9 +105,9 @@ def test_the_covariance_of_a_group_equals_the_dense_posterior_covariance() -> No
             np.testing.assert_allclose(functions.covariance[0, group, k], covariance, atol=1e-8)
             law = scipy.stats.multivariate_normal(dense.predict(rows)[0], covariance + dense.noise * np.eye(3))
             expected += law.logpdf(targets[group % 60, :, k].double().numpy())
-        assert float(found[group]) == pytest.approx(expected, rel=1e-6)
+        assert float(log_prob[group]) == pytest.approx(expected, rel=1e-6)
     product = posterior.predict(new[0]).log_prob(targets[0]).sum()
-    assert abs(float(product) - float(found[0])) > 1e-3
+    assert abs(float(product) - float(log_prob[0])) > 1e-3
 
 
 def test_the_evidence_stays_exact_with_more_rows_than_gpytorch_treats_exactly() -> None:
@@ -115,24 +115,24 @@ def test_the_evidence_stays_exact_with_more_rows_than_gpytorch_treats_exactly() 
     inputs, targets = (torch.randn(900, width, generator=random) for width in (2, 1))
     targets = targets / targets.double().std(0, correction=0)
     process = ExactGp(inputs, targets, ard=False)
-    found = process.log_marginal_likelihood().item()
+    log_likelihood = process.log_marginal_likelihood().item()
     named = dict(process.named_parameters())
-    assert found == pytest.approx(Dense(GpPosterior(inputs, targets, named, False), 0).evidence(), rel=1e-9)
+    assert log_likelihood == pytest.approx(Dense(GpPosterior(inputs, targets, named, False), 0).evidence(), rel=1e-9)
 
 
 @pytest.mark.parametrize("ard", [False, True])
 def test_the_closed_form_gradient_equals_autograd_through_gpytorch(ard: bool) -> None:
     process = ExactGp(*table().tensors("train"), ard)
-    found = torch.autograd.grad(process.log_marginal_likelihood(), list(process.parameters()))
+    gradients = torch.autograd.grad(process.log_marginal_likelihood(), list(process.parameters()))
     with dense():
         prior = process.likelihood(process(*process.train_inputs))
         value = prior.log_prob(process.train_targets).sum()
         expected = torch.autograd.grad(value, list(process.parameters()), retain_graph=True)
         wrong = torch.autograd.grad(value + 1e-6 * prior.covariance_matrix.sum(), list(process.parameters()))
     assert float(process.log_marginal_likelihood()) == pytest.approx(float(value), rel=1e-13)
-    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(gradients, expected, rtol=1e-10, atol=1e-12)
     with pytest.raises(AssertionError):
-        torch.testing.assert_close(found, wrong, rtol=1e-10, atol=1e-12)
+        torch.testing.assert_close(gradients, wrong, rtol=1e-10, atol=1e-12)
 
 
 def test_the_fit_climbs_to_a_stationary_point() -> None:
@@ -216,9 +216,9 @@ def test_sparse_predictions_are_exact_if_every_row_is_an_inducing_input() -> Non
     sparse, exact = solved(inputs, targets)
     new = 2 * torch.randn(9, 2, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     mean, variance = exact.predictive(new)
-    found = sparse.eval().predict(new, rng=Seed(0))
-    torch.testing.assert_close(found.mean, mean, rtol=1e-3, atol=1e-3)
-    torch.testing.assert_close(found.variance, variance, rtol=1e-3, atol=1e-3)
+    predictive = sparse.eval().predict(new, rng=Seed(0))
+    torch.testing.assert_close(predictive.mean, mean, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(predictive.variance, variance, rtol=1e-3, atol=1e-3)
     groups, config = new.unflatten(0, (3, 3)), SvgpConfig(24, True, LEARN)
     together = SvgpPosterior(sparse, config).functions(groups, rng=Seed(0))
     for part, whole in zip((together.mean[0], together.covariance[0]), exact.functions(groups), strict=True):
@@ -232,13 +232,13 @@ def test_the_estimated_noise_of_each_output_is_the_best_of_a_grid() -> None:
     noise = torch.randn(targets.shape, generator=torch.Generator().manual_seed(2))
     targets = targets + torch.tensor([0.3, 1.0]) * noise
     parts = [slice(0, 10), slice(10, len(inputs))]
-    score, found = sparse.estimated([(sparse.predict(inputs[part], rng=Seed(0)), targets[part]) for part in parts])
+    score, estimate = sparse.estimated([(sparse.predict(inputs[part], rng=Seed(0)), targets[part]) for part in parts])
     before = sparse.predict(inputs, rng=Seed(0))
     latent = (before.draw_variance[0] - sparse.likelihood.noise[:, 0]).detach()
     grid = torch.logspace(-4, 1, 5001, dtype=torch.float64)[:, None, None]
     normal = torch.distributions.Normal(before.draw_mean[0].detach(), (latent + grid).sqrt())
     each = -normal.log_prob(targets).mean(1)  # [noise, output]
-    sparse.load_state_dict(sparse.state_dict() | found)
+    sparse.load_state_dict(sparse.state_dict() | estimate)
     torch.testing.assert_close(sparse.likelihood.noise[:, 0], grid[each.argmin(0), 0, 0], rtol=5e-3, atol=1e-6)
     assert score == pytest.approx(float(each.amin(0).sum()), abs=1e-5)
 

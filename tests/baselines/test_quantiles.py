@@ -69,8 +69,8 @@ def test_quantiles_equal_the_given_values_and_invert_the_cdf() -> None:
         assert level == pytest.approx(scipy.stats.norm.cdf(SCORES[number]))
         torch.testing.assert_close(predictive.quantile(level), predictive.values[..., number])
     for level in (1e-9, 0.02, 0.3, 0.5, 0.77, 0.95, 1 - 1e-9):
-        found = predictive.cdf(predictive.quantile(level))
-        torch.testing.assert_close(found, torch.full_like(found, level), rtol=1e-9, atol=1e-15)
+        shares = predictive.cdf(predictive.quantile(level))
+        torch.testing.assert_close(shares, torch.full_like(shares, level), rtol=1e-9, atol=1e-15)
 
 
 def test_gaussian_quantiles_give_a_gaussian_centre_and_exponential_tails() -> None:
@@ -145,10 +145,10 @@ def test_boosted_quantiles_beat_gaussian_noise_on_skewed_data_and_are_read_back(
     posterior = fitted(data, noise="quantiles")
     assert nll(posterior, data) < nll(fitted(data, noise="best"), data) - 0.1
     inputs, _ = data.tensors("validation")
-    found = posterior.predict(inputs)
+    predictive = posterior.predict(inputs)
     again = BoostingPosterior.from_state(posterior.state()).predict(inputs)
-    assert isinstance(found, Quantiles) and isinstance(again, Quantiles)
-    assert torch.equal(found.values, again.values)
+    assert isinstance(predictive, Quantiles) and isinstance(again, Quantiles)
+    assert torch.equal(predictive.values, again.values)
 
 
 @pytest.mark.soak

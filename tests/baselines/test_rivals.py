@@ -34,9 +34,9 @@ def table(x: np.ndarray, y: np.ndarray, classes: tuple[str, ...] = ()) -> FitDat
     """Four fifths of the rows to train on, the last fifth to validate."""
     count = len(x) * 4 // 5
     targets = y.astype(np.int64) if classes else y[:, None]
-    known, held = torch.from_numpy(x[:count]), torch.from_numpy(targets[:count])
+    fitted_rows, held = torch.from_numpy(x[:count]), torch.from_numpy(targets[:count])
     of = {} if classes else {"shift": held.mean(0), "scale": held.std(0)}
-    transform = Transform("table", known.mean(0), known.std(0), **of)
+    transform = Transform("table", fitted_rows.mean(0), fitted_rows.std(0), **of)
     train, validation = Examples(x[:count], targets[:count]), Examples(x[count:], targets[count:])
     return FitData("classification" if classes else "regression", train, validation, transform, classes)
 
@@ -47,12 +47,12 @@ def test_trees_predict_as_scikit_learn(loss: str) -> None:
     y = np.exp(y) if loss == "gamma" else y
     options = {"loss": loss, "early_stopping": False, "quantile": 0.9 if loss == "quantile" else None}
     model = HistGradientBoostingRegressor(max_iter=30, **options).fit(x, y)
-    trees, found = of_boosting(model, 30), torch.from_numpy(x)
-    raw = trees(found)[:, 0].numpy()
+    trees, inputs_of_trees = of_boosting(model, 30), torch.from_numpy(x)
+    raw = trees(inputs_of_trees)[:, 0].numpy()
     np.testing.assert_allclose(np.exp(raw) if loss == "gamma" else raw, model.predict(x), rtol=1e-12)
     few = HistGradientBoostingRegressor(max_iter=7, **options).fit(x, y)
-    np.testing.assert_allclose(of_boosting(model, 7)(found), of_boosting(few, 7)(found), rtol=1e-12)
-    assert np.abs(of_boosting(model, 7)(found)[:, 0].numpy() - raw).max() > 0.01
+    np.testing.assert_allclose(of_boosting(model, 7)(inputs_of_trees), of_boosting(few, 7)(inputs_of_trees), rtol=1e-12)
+    assert np.abs(of_boosting(model, 7)(inputs_of_trees)[:, 0].numpy() - raw).max() > 0.01
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -81,13 +81,13 @@ def test_rounding_the_rows_of_a_lattice_does_not_change_the_predictions(step: fl
     x = (step * rng.integers(0, round(20 / step), size=(600, 2))).astype(np.float32).astype(float)
     y = np.sin(x[:, 0]) + (x[:, 1] > 7) + 0.1 * rng.normal(size=600)
     plain = of_boosting(HistGradientBoostingRegressor(max_iter=40, early_stopping=False).fit(x, y), 40)
-    found, known = clear_of_rounding(plain, x), torch.from_numpy(x).float()
-    assert torch.equal(found(known), plain(known))
-    new = known + step / 2 if step == 2.0 else known
+    cleared, rounded = clear_of_rounding(plain, x), torch.from_numpy(x).float()
+    assert torch.equal(cleared(rounded), plain(rounded))
+    new = rounded + step / 2 if step == 2.0 else rounded
     moved = [torch.nextafter(new, torch.full_like(new, sign * math.inf)) for sign in (-1, 1)]
-    assert all(torch.equal(found(rows), found(new)) for rows in moved)
+    assert all(torch.equal(cleared(rows), cleared(new)) for rows in moved)
     assert max(float((plain(rows) - plain(new)).abs().max()) for rows in moved) > 0.01
-    assert torch.equal(found(new), plain(new))
+    assert torch.equal(cleared(new), plain(new))
 
 
 def test_a_fitted_posterior_does_not_depend_on_the_last_bit_of_its_inputs() -> None:
@@ -101,8 +101,8 @@ def test_a_fitted_posterior_does_not_depend_on_the_last_bit_of_its_inputs() -> N
 
 
 def config(**changes: object) -> BoostingConfig:
-    known = {"rounds": 200, "learning_rate": 0.1, "leaves": 8, "folds": 5, "noise": "best"}
-    return BoostingConfig(**(known | changes))  # type: ignore[arg-type]
+    settings = {"rounds": 200, "learning_rate": 0.1, "leaves": 8, "folds": 5, "noise": "best"}
+    return BoostingConfig(**(settings | changes))  # type: ignore[arg-type]
 
 
 def fitted(data: FitData, **changes: object) -> BoostingPosterior:
@@ -135,8 +135,8 @@ def test_the_noise_is_estimated_from_rows_left_out_of_the_trees() -> None:
     variance = float(fitted(data, noise="one").predict(data.tensors("validation")[0]).variance[0, 0])
     assert 0.85 < variance < 1.3  # transformed targets have variance 1; of 400 squares ± 7 %
     inputs, targets = (values.numpy() for values in data.tensors("train"))
-    own = HistGradientBoostingRegressor(max_iter=100).fit(inputs, targets[:, 0])
-    assert np.mean((own.predict(inputs) - targets[:, 0]) ** 2) < 0.6
+    trees = HistGradientBoostingRegressor(max_iter=100).fit(inputs, targets[:, 0])
+    assert np.mean((trees.predict(inputs) - targets[:, 0]) ** 2) < 0.6
 
 
 def test_the_chosen_rounds_are_fewer_than_the_maximum() -> None:
@@ -157,15 +157,15 @@ def test_the_constant_predicts_the_distribution_of_the_targets() -> None:
     x, y = rows(100)
     data = table(x, y)
     targets = data.tensors("train")[1].double()
-    found = ConstantPosterior(fit("constant", "student", data, rng=Seed(0))).predict(torch.zeros(2, 3))
+    predictive = ConstantPosterior(fit("constant", "student", data, rng=Seed(0))).predict(torch.zeros(2, 3))
     truth = Normal(targets.mean(), targets.std() * math.sqrt(1 + 1 / len(targets)))
     torch.testing.assert_close(
-        found.log_prob(torch.tensor([[0.3], [-1.0]])), truth.log_prob(torch.tensor([0.3, -1.0])).float()
+        predictive.log_prob(torch.tensor([[0.3], [-1.0]])), truth.log_prob(torch.tensor([0.3, -1.0])).float()
     )
     labels = table(x, np.arange(100) % 3 == 0, classes=("a", "b", "c"))
     counts = torch.bincount(labels.tensors("train")[1], minlength=3)
-    found = ConstantPosterior(fit("constant", "student", labels, rng=Seed(0))).predict(torch.zeros(1, 3))
-    torch.testing.assert_close(found.mean[0], ((counts + 1) / (counts.sum() + 3)).float())
+    predictive = ConstantPosterior(fit("constant", "student", labels, rng=Seed(0))).predict(torch.zeros(1, 3))
+    torch.testing.assert_close(predictive.mean[0], ((counts + 1) / (counts.sum() + 3)).float())
 
 
 def test_logistic_regression_equals_scikit_learn_at_the_chosen_strength() -> None:
@@ -174,13 +174,13 @@ def test_logistic_regression_equals_scikit_learn_at_the_chosen_strength() -> Non
         labels = np.digitize(y, [0.0, 1.0][: classes - 1])
         data = table(x, labels, classes=("a", "b", "c")[:classes])
         state = linear_model.fit(data, {}, linear_model.LinearConfig(), rng=Seed(0), report=Silent())
-        inputs, known = data.tensors("train")
-        found = linear_model.LogisticRegressionPosterior(state).predict(inputs)
+        inputs, train_labels = data.tensors("train")
+        predictive = linear_model.LogisticRegressionPosterior(state).predict(inputs)
         chosen = linear_model._strength(data.search or data)
-        peer = LogisticRegression(C=chosen, max_iter=1_000).fit(inputs.double(), known)
-        np.testing.assert_allclose(found.mean.numpy(), peer.predict_proba(inputs.double()), atol=1e-5)
-        strong = LogisticRegression(C=1e-4, max_iter=1_000).fit(inputs.double(), known)
-        assert chosen > 1e-3 and np.abs(found.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
+        peer = LogisticRegression(C=chosen, max_iter=1_000).fit(inputs.double(), train_labels)
+        np.testing.assert_allclose(predictive.mean.numpy(), peer.predict_proba(inputs.double()), atol=1e-5)
+        strong = LogisticRegression(C=1e-4, max_iter=1_000).fit(inputs.double(), train_labels)
+        assert chosen > 1e-3 and np.abs(predictive.mean.numpy() - strong.predict_proba(inputs.double())).max() > 0.1
 
 
 def test_a_weak_prior_that_gives_probability_zero_is_not_chosen_and_does_not_warn() -> None:

@@ -144,16 +144,16 @@ def test_regression_on_a_fixed_trunk_equals_exact_bayesian_linear_regression(noi
     test = torch.tensor(random.normal(0, 2, (7, 4)))
     with torch.no_grad():
         model.factor = model.precision_factor(HeldRows(x, x))
-        found = model.predict(test, rng=Seed(0))
+        predictive = model.predict(test, rng=Seed(0))
         phi, star = model.features(x).numpy(), model.features(test).numpy()
         functions = model.functions(test[None])
-    assert isinstance(found, Gaussian)
+    assert isinstance(predictive, Gaussian)
     of_rows, of_new = (0.3 * np.exp(rows @ slope.numpy()) for rows in (phi, star))  # [row, 1]
     inner = np.linalg.inv(phi @ phi.T / 0.7 + np.diag(of_rows[:, 0]))
     cross = star @ phi.T / 0.7
     variance = (star**2).sum(1) / 0.7 - np.einsum("ti,ij,tj->t", cross, inner, cross)
-    np.testing.assert_allclose(found.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
-    np.testing.assert_allclose(found.variance.numpy(), (variance[:, None] + of_new).repeat(2, 1), rtol=1e-8)
+    np.testing.assert_allclose(predictive.mean.numpy(), cross @ inner @ y.numpy(), atol=1e-6)
+    np.testing.assert_allclose(predictive.variance.numpy(), (variance[:, None] + of_new).repeat(2, 1), rtol=1e-8)
     np.testing.assert_allclose(functions.covariance[0, 0, 0].diagonal(), variance, rtol=1e-8)
     np.testing.assert_allclose(np.broadcast_to(functions.noise[0], (1, 7, 2))[0], of_new.repeat(2, 1), rtol=1e-8)
     model.factor = None
@@ -174,12 +174,12 @@ def test_the_estimated_noise_is_the_mean_squared_residual_and_enters_the_precisi
     random = np.random.default_rng(0)
     inputs = random.normal(size=(200, 4))
     data = unscaled(inputs, inputs[:, :1] + 0.1 * random.normal(size=(200, 1)))
-    learned, found = (made(data, training={**SECTION["training"], "noise": rule}) for rule in ("learned", "training"))  # type: ignore[dict-item]
+    learned, trained = (made(data, training={**SECTION["training"], "noise": rule}) for rule in ("learned", "training"))  # type: ignore[dict-item]
     x, y = data.rows("train").slice(0, 200)
     head = learned.tensors["head"].double().numpy()
     phi = phi_of(learned, trunk(learned, x))
     mean_square = float(np.square(phi @ head - y.double().numpy()).mean())
-    noise = math.exp(found.tensors["log_noise"])
+    noise = math.exp(trained.tensors["log_noise"])
     assert noise == pytest.approx(mean_square, rel=1e-3) and noise < 0.8 * math.exp(learned.tensors["log_noise"])
-    precision = found.tensors["factor"].numpy() @ found.tensors["factor"].numpy().T
+    precision = trained.tensors["factor"].numpy() @ trained.tensors["factor"].numpy().T
     np.testing.assert_allclose(precision, 0.7 * np.eye(20) + phi.T @ phi / noise, rtol=1e-4, atol=1e-3)

@@ -70,24 +70,26 @@ cases = pytest.mark.parametrize(
 def test_a_shared_layer_equals_its_formula_row_by_row() -> None:
     layer = perturbed(SharedLinear(torch.nn.Linear(4, 6), K))
     for inputs in (draw(1, 7, 4), draw(2, K, 7, 4)):
-        found = layer(inputs)
-        assert found.shape == (K, 7, 6)
+        outputs = layer(inputs)
+        assert outputs.shape == (K, 7, 6)
         for m, x in enumerate(inputs.expand(K, 7, 4)):
             by_row = [layer.s[m] * (layer.weight @ (layer.r[m] * row)) + layer.bias[m] for row in x]
-            torch.testing.assert_close(found[m], torch.stack(by_row), atol=1e-12, rtol=0)
+            torch.testing.assert_close(outputs[m], torch.stack(by_row), atol=1e-12, rtol=0)
 
 
 @cases
 def test_each_member_predicts_as_an_ordinary_network(spec: NetworkSpec) -> None:
     """Control: with the scalings left out of one exported weight the outputs differ."""
     learner, (inputs, _) = shaken(spec), rows(spec)
-    plain, found = spec.build(Seed(0)).double(), learner.outputs(inputs)
+    plain, outputs_of_members = spec.build(Seed(0)).double(), learner.outputs(inputs)
     members = unstack(learner.draws())
     assert members[0].keys() == plain.state_dict().keys()
     for m, weights in enumerate(members):
-        torch.testing.assert_close(found[m], functional_call(plain, weights, (inputs,)), atol=1e-12, rtol=0)
+        torch.testing.assert_close(
+            outputs_of_members[m], functional_call(plain, weights, (inputs,)), atol=1e-12, rtol=0
+        )
     unscaled = members[0] | {"trunk." + learner.shared()[0][0] + ".weight": learner.shared()[0][1].weight}
-    assert (found[0] - functional_call(plain, unscaled, (inputs,))).abs().max() > 1e-3
+    assert (outputs_of_members[0] - functional_call(plain, unscaled, (inputs,))).abs().max() > 1e-3
     outputs = torch.stack([functional_call(plain, weights, (inputs,)) for weights in members])
     assert torch.equal(NetworkDraws(spec, learner.draws()).predict(inputs).mean, spec.predictive(outputs).mean)
 
@@ -178,8 +180,8 @@ def test_each_member_draws_its_own_dropout_masks() -> None:
     inputs = rows(learner.spec)[0].float()
     with torch.random.fork_rng([]):
         torch.manual_seed(0)
-        found = learner.outputs(inputs)
-    assert not torch.allclose(found[0], found[1])
+        outputs = learner.outputs(inputs)
+    assert not torch.allclose(outputs[0], outputs[1])
     steady = learner.eval().outputs(inputs)
     torch.testing.assert_close(steady[0], steady[1])
     config = dataclasses.replace(CONFIG, network=MlpConfig("mlp", (6,), dropout=0.5))
@@ -216,9 +218,9 @@ def test_held_out_noise_maps_the_raw_variances_of_all_members_by_one_line() -> N
     spec = spec_of(NETWORKS["relu"])
     learner, (inputs, targets) = shaken(spec), rows(spec)
     before = learner.outputs(inputs)
-    score, found = learner.estimated([(learner.predict(inputs, rng=Seed(0)), targets)])
-    learner.load_state_dict(learner.with_estimated(learner.state_dict(), found))
-    after, line = learner.outputs(inputs), found["shift"].double() + found["slope"].double() * before[..., 2:]
+    score, estimate = learner.estimated([(learner.predict(inputs, rng=Seed(0)), targets)])
+    learner.load_state_dict(learner.with_estimated(learner.state_dict(), estimate))
+    after, line = learner.outputs(inputs), estimate["shift"].double() + estimate["slope"].double() * before[..., 2:]
     torch.testing.assert_close(after[..., :2], before[..., :2], atol=1e-12, rtol=0)
     torch.testing.assert_close(after[..., 2:], line, atol=1e-6, rtol=0)
     assert -float(learner.predict(inputs, rng=Seed(0)).log_prob(targets).mean()) == pytest.approx(score, abs=1e-6)

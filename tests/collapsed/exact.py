@@ -57,5 +57,5 @@ def by_differences(half_widths: Sequence[float], edge: Fraction, *, tail: bool =
 def relative_error(log: float, value: Fraction | mpf) -> float:
     """The relative error of exp(log)."""
     with mp.workdps(50):
-        known = value if isinstance(value, mpf) else mpf(value.numerator) / value.denominator
-        return float(abs(mp.exp(mpf(log)) / known - 1))
+        exact = value if isinstance(value, mpf) else mpf(value.numerator) / value.denominator
+        return float(abs(mp.exp(mpf(log)) / exact - 1))

@@ -56,15 +56,15 @@ def test_inputs_share_the_collapsed_weights(shared: bool) -> None:
     spec = NetworkSpec(MlpConfig("mlp", (2,)), (3,), 2, "categorical")
     weights = snapshots_of(spec, count=2, spread=0.8)
     rows = inputs(1) * torch.tensor([[1.0], [0.8]])
-    found = posterior(Softmax(), weights, spec).joint(rows[None], places=None, draws=400_000, rng=Seed(0))
+    sampled = posterior(Softmax(), weights, spec).joint(rows[None], places=None, draws=400_000, rng=Seed(0))
     box, expected, grid = Box.of(weights, rows), np.zeros((2, 2)), (np.arange(30) + 0.5) / 30
     low, high = box.heads.min(0), box.heads.max(0)
     nodes = np.meshgrid(*[np.arange(30)] * 4, indexing="ij", sparse=True)  # a weight of each row and class
-    for own, features in zip(box.heads, box.features, strict=True):
+    for head, features in zip(box.heads, box.features, strict=True):
         values = low[..., None] + (high - low)[..., None] * grid  # [class, input, node]
-        moved = (values - own[..., None]) * features[:, None, :, None]  # [row, class, input, node]
+        moved = (values - head[..., None]) * features[:, None, :, None]  # [row, class, input, node]
         chosen = ((high - low) * np.abs(features)[:, None]).argmax(-1)  # [row, class]
-        odds, p = (features @ own.T) @ np.array([[1, -1], [-1, 1]]), []  # the log-odds of two classes
+        odds, p = (features @ head.T) @ np.array([[1, -1], [-1, 1]]), []  # the log-odds of two classes
         for row in range(2):
             logs = []
             for k in range(2):
@@ -74,7 +74,7 @@ def test_inputs_share_the_collapsed_weights(shared: bool) -> None:
             first = 1 / (1 + np.exp(logs[1] - logs[0]))
             p.append([first, 1 - first])
         expected += [[np.mean(a * b) / 2 for b in p[1]] for a in p[0]]
-    every = [[float(found.log_prob(torch.tensor([[a, b]])).exp()) for b in range(2)] for a in range(2)]
+    every = [[float(sampled.log_prob(torch.tensor([[a, b]])).exp()) for b in range(2)] for a in range(2)]
     assert np.allclose(every, expected, atol=1e-3) == shared, np.abs(np.array(every) - expected).max()
 
 

@@ -80,8 +80,8 @@ def test_the_divergence_of_one_monte_carlo_sample_equals_its_closed_form() -> No
 
 def test_the_divergence_of_the_fitted_gaussian_equals_its_closed_form() -> None:
     problem = linear.isotropic(2, 2.0, 5, 20, RNG)
-    true, own = problem.deviation**2, 1 + problem.f.var(1)
-    closed = (true / own + problem.f.mean(1) ** 2 / own - 1 + (own / true).log()) / 2
+    true, spread = problem.deviation**2, 1 + problem.f.var(1)
+    closed = (true / spread + problem.f.mean(1) ** 2 / spread - 1 + (spread / true).log()) / 2
     torch.testing.assert_close(gap(problem, linear.fitted), closed, rtol=1e-6, atol=1e-9)
 
 
@@ -98,24 +98,24 @@ def test_the_total_variation_of_shifted_gaussians_equals_its_closed_form() -> No
 def test_the_box_density_has_mass_one_and_its_known_moments(match: str) -> None:
     """Mass, mean, variance Σh²/3 + r²/6 by the sum on the grid; r²/6 is 1 only if the radius matches the variance."""
     problem = linear.isotropic(2, 1.0, 5, 20, RNG)
-    y, made = linear.grid(problem), linear.Box.of(problem)
-    q = made.log_density(y, match).exp()
+    y, box = linear.grid(problem), linear.Box.of(problem)
+    q = box.log_density(y, match).exp()
     reach = linear.radius(1.0, match)
     mass, mean = torch.trapezoid(q, y, dim=-1), torch.trapezoid(q * y, y, dim=-1)
     second = torch.trapezoid(q * (y - mean[:, None]) ** 2, y, dim=-1)
     torch.testing.assert_close(mass, torch.ones_like(mass), rtol=1e-5, atol=0)
-    torch.testing.assert_close(mean, made.centre, rtol=0, atol=1e-5)
-    torch.testing.assert_close(second, made.variance + reach**2 / 6, rtol=1e-3, atol=0)
-    assert ((second - made.variance - 1).abs() > 0.05).all() == (match == "density")
+    torch.testing.assert_close(mean, box.centre, rtol=0, atol=1e-5)
+    torch.testing.assert_close(second, box.variance + reach**2 / 6, rtol=1e-3, atol=0)
+    assert ((second - box.variance - 1).abs() > 0.05).all() == (match == "density")
 
 
 def test_a_box_holds_its_samples_and_fewer_samples_have_a_smaller_box() -> None:
     problem = linear.isotropic(4, 1.0, 8, 10, RNG)
-    made = linear.Box.of(problem)
-    reach = made.half_widths.sum(-1, keepdim=True) + 1e-12
-    assert ((problem.f - made.centre[:, None]).abs() <= reach).all()
+    box = linear.Box.of(problem)
+    reach = box.half_widths.sum(-1, keepdim=True) + 1e-12
+    assert ((problem.f - box.centre[:, None]).abs() <= reach).all()
     few = linear.Box.of(problem.few(3))
-    assert (few.half_widths <= made.half_widths).all() and (few.half_widths < made.half_widths).any()
+    assert (few.half_widths <= box.half_widths).all() and (few.half_widths < box.half_widths).any()
 
 
 def test_the_deviation_of_a_line_equals_the_function_space_form() -> None:
@@ -126,9 +126,9 @@ def test_the_deviation_of_a_line_equals_the_function_space_form() -> None:
     random = RNG.fold("line", 3).generator()
     inputs = 2 * torch.rand(4, 3, generator=random, dtype=torch.float64) - 1
     at = 4 * torch.rand(4, generator=random, dtype=torch.float64) - 2
-    for row, x, own in zip(inputs.numpy(), at.numpy(), problem.spread.tolist(), strict=True):
+    for row, x, spread_of_row in zip(inputs.numpy(), at.numpy(), problem.spread.tolist(), strict=True):
         kernel = (1 + row * x) @ np.linalg.solve(1 + np.outer(row, row) + 0.25 * np.eye(3), 1 + row * x)
-        assert own == pytest.approx(math.sqrt(1 + x * x - kernel) / 0.5, rel=1e-10)  # the function-space form
+        assert spread_of_row == pytest.approx(math.sqrt(1 + x * x - kernel) / 0.5, rel=1e-10)  # the function-space form
 
 
 def toy_weights(count: int) -> np.ndarray:
@@ -187,15 +187,15 @@ def test_scores_of_gaussians_equal_their_closed_forms() -> None:
     """The truth, a shift and a double deviation: W₁, KL, coverage of the 90 % interval, relative width."""
     y = np.linspace(-14, 14, 281)
     truth = figure2.gaussians(y, np.array([0.0, 0.0, 0.0]), 1.0)
-    own = figure2.gaussians(y, np.array([0.0, 0.7, 0.0]), np.array([1.0, 1.0, 2.0]))
-    found = figure2.score(truth, own, y)
-    np.testing.assert_allclose(found["W₁"], [0, 0.7, math.sqrt(2 / math.pi)], atol=2e-3)
-    np.testing.assert_allclose(found["KL"], [0, 0.7**2 / 2, math.log(2) + 1 / 8 - 1 / 2], atol=1e-6)
+    densities = figure2.gaussians(y, np.array([0.0, 0.7, 0.0]), np.array([1.0, 1.0, 2.0]))
+    scores = figure2.score(truth, densities, y)
+    np.testing.assert_allclose(scores["W₁"], [0, 0.7, math.sqrt(2 / math.pi)], atol=2e-3)
+    np.testing.assert_allclose(scores["KL"], [0, 0.7**2 / 2, math.log(2) + 1 / 8 - 1 / 2], atol=1e-6)
     reach = norm.isf(0.05)
     covered = [norm.cdf(reach + m) - norm.cdf(-reach + m) for m in (0.0, 0.7)]
     covered.append(norm.cdf(2 * reach) - norm.cdf(-2 * reach))
-    np.testing.assert_allclose(found["coverage"], covered, atol=2e-3)
-    np.testing.assert_allclose(found["width"], [1, 1, 2], atol=5e-3)
+    np.testing.assert_allclose(scores["coverage"], covered, atol=2e-3)
+    np.testing.assert_allclose(scores["width"], [1, 1, 2], atol=5e-3)
 
 
 @pytest.mark.parametrize("noise", toy.NOISES)

@@ -83,8 +83,8 @@ def test_whole_widths_agree_with_exact_rationals(d: int, decades: float) -> None
 @pytest.mark.parametrize("case", SPREAD)
 def test_widths_over_ten_decades_agree_with_400_digits(case: tuple[int, float, float, float]) -> None:
     half_widths, radius, y, edge = spread(*case)
-    known = by_differences([*half_widths, radius / 2, radius / 2], edge)
-    assert relative_error(log_density(y, half_widths, radius), known) < 1e-11
+    expected = by_differences([*half_widths, radius / 2, radius / 2], edge)
+    assert relative_error(log_density(y, half_widths, radius), expected) < 1e-11
 
 
 @pytest.mark.parametrize("d", [9, 51, 200])
@@ -94,25 +94,25 @@ def test_the_density_at_the_very_edge_keeps_its_digits(d: int) -> None:
     n, all_widths = d + 2, [Fraction(w) for w in (*widths, 0.15, 0.15)]
     for share in (1e-9, 1e-7, 1e-4):
         y, edge = at(share, widths, 0.3)
-        known = edge ** (n - 1) / math.factorial(n - 1) / math.prod(2 * w for w in all_widths)
-        assert relative_error(log_density(y, widths, 0.3), known) < 1e-11
+        density = edge ** (n - 1) / math.factorial(n - 1) / math.prod(2 * w for w in all_widths)
+        assert relative_error(log_density(y, widths, 0.3), density) < 1e-11
 
 
 @pytest.mark.parametrize("kind", WIDTHS)
 @pytest.mark.parametrize("d", [0, 1, 3, 8])
 def test_many_uniforms_agrees_with_few_uniforms(d: int, kind: str) -> None:
     parts = tensors(cases(d, kind, 48))
-    got, known = many_uniforms.log_density(*parts), few_uniforms.log_triangular_density(*parts)
-    assert torch.equal(got.isfinite(), known.isfinite())
-    assert torch.allclose(got, known, rtol=0, atol=1e-11)
+    got, expected = many_uniforms.log_density(*parts), few_uniforms.log_triangular_density(*parts)
+    assert torch.equal(got.isfinite(), expected.isfinite())
+    assert torch.allclose(got, expected, rtol=0, atol=1e-11)
 
 
 def test_zero_and_negligible_widths_do_not_change_the_density() -> None:
     parts = y, centre, widths, radius = tensors(cases(5, "spread", 48))
-    known = many_uniforms.log_density(*parts)
+    densities = many_uniforms.log_density(*parts)
     for more in (0.0, 1e-300, 1e-40):
         got = many_uniforms.log_density(y, centre, torch.cat([widths, torch.full((48, 60), more).double()], -1), radius)
-        assert torch.allclose(got, known, rtol=0, atol=1e-11)
+        assert torch.allclose(got, densities, rtol=0, atol=1e-11)
 
 
 def test_the_density_is_zero_outside_and_at_the_edge_and_positive_within() -> None:

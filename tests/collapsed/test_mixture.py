@@ -35,10 +35,10 @@ def normal(y: torch.Tensor, mean: torch.Tensor, variance: torch.Tensor) -> torch
 
 @pytest.mark.parametrize("outputs", [1, 2])
 def test_the_log_density_mixes_the_parts_and_the_tail_over_samples(outputs: int) -> None:
-    found, y = predictive(outputs=outputs), torch.tensor(numbers("mixture", "y").normal(size=(4, outputs)))
-    exact = (1 - TAIL) * found.part.log_density(y).exp()
-    exact = exact + TAIL * normal(y, found.part.mean, found.part.variance)
-    torch.testing.assert_close(found.log_prob(y), exact.prod(-1).mean(0).log())
+    mixture, y = predictive(outputs=outputs), torch.tensor(numbers("mixture", "y").normal(size=(4, outputs)))
+    exact = (1 - TAIL) * mixture.part.log_density(y).exp()
+    exact = exact + TAIL * normal(y, mixture.part.mean, mixture.part.variance)
+    torch.testing.assert_close(mixture.log_prob(y), exact.prod(-1).mean(0).log())
     plain = predictive(0.0, outputs)
     torch.testing.assert_close(plain.log_prob(y), plain.part.log_density(y).exp().prod(-1).mean(0).log())
 
@@ -64,13 +64,13 @@ def test_quantiles_invert_the_distribution_function(tail: float, level: float) -
 
 
 def test_rescaling_moves_mean_density_and_quantiles() -> None:
-    found, shift, scale = predictive(outputs=2), torch.tensor([20.0, -3.0]), torch.tensor([9.0, 0.5])
+    mixture, shift, scale = predictive(outputs=2), torch.tensor([20.0, -3.0]), torch.tensor([9.0, 0.5])
     y = torch.tensor(numbers("units").normal(size=(4, 2)))
-    other = found.rescale(shift, scale)
-    torch.testing.assert_close(other.mean, shift + scale * found.mean)
-    expected = found.log_prob(y) - scale.double().log().sum()
+    other = mixture.rescale(shift, scale)
+    torch.testing.assert_close(other.mean, shift + scale * mixture.mean)
+    expected = mixture.log_prob(y) - scale.double().log().sum()
     torch.testing.assert_close(other.log_prob(shift + scale * y), expected)
-    torch.testing.assert_close(other.quantile(0.3), shift + scale * found.quantile(0.3), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(other.quantile(0.3), shift + scale * mixture.quantile(0.3), rtol=1e-9, atol=1e-9)
 
 
 def test_a_rectified_part_gives_finite_scores_and_quantiles_that_invert_the_cdf() -> None:

@@ -34,11 +34,11 @@ class Case(NamedTuple):
         def value(number: float) -> torch.Tensor:
             return torch.full((1, 1, 1), number, dtype=torch.float64)
 
-        own = [
+        parts = [
             Unit(value(w), value(c), torch.tensor(h, dtype=torch.float64)[None, None, None])
             for w, c, h in units or self.units
         ]
-        return of_units(value(self.base), own, value(self.radius))
+        return of_units(value(self.base), parts, value(self.radius))
 
     def before(self, points: np.ndarray) -> np.ndarray:
         """The input of the rectifier of each unit [n, unit]."""
@@ -244,8 +244,8 @@ def test_each_point_of_a_batch_equals_its_own_quadrature(widths: tuple[int, ...]
     part, y = of_units(base, units, radius), torch.tensor(random.normal(size=(6, 1)))
     densities = part.log_density(y).exp()
     for s, row in itertools.product(range(4), range(6)):
-        own = [(float(u.outgoing[s, row]), float(u.centre[s, row]), u.half_widths[s, row, 0].tolist()) for u in units]
-        case = Case(own, float(base[s, row]), float(radius[s, row]))
+        parts = [(float(u.outgoing[s, row]), float(u.centre[s, row]), u.half_widths[s, row, 0].tolist()) for u in units]
+        case = Case(parts, float(base[s, row]), float(radius[s, row]))
         assert float(densities[s, row]) == pytest.approx(case.density(float(y[row])), rel=1e-9, abs=1e-12)
 
 

@@ -28,9 +28,9 @@ def exact(logits: list[float], index: int, low: float, high: float, feature: flo
     with mp.workdps(400):
         rest = mp.fsum(mp.exp(v) for j, v in enumerate(logits) if j != index)
         ends = [mpf(logits[index]) + mpf(feature) * mpf(w) - mp.log(rest) for w in (low, high)]
-        own = (mp.log1p(mp.exp(ends[1])) - mp.log1p(mp.exp(ends[0]))) / (ends[1] - ends[0])
+        slope = (mp.log1p(mp.exp(ends[1])) - mp.log1p(mp.exp(ends[0]))) / (ends[1] - ends[0])
         others = (mp.log1p(mp.exp(-ends[0])) - mp.log1p(mp.exp(-ends[1]))) / (ends[1] - ends[0])
-        return [own if j == index else others * mp.exp(v) / rest for j, v in enumerate(logits)]
+        return [slope if j == index else others * mp.exp(v) / rest for j, v in enumerate(logits)]
 
 
 @pytest.mark.parametrize("halves", HALVES)
@@ -112,10 +112,10 @@ def by_polylogarithms(gap: float, half_widths: list[float]) -> mpf:
 def relative_errors(gap: float, widths: list[list[float]]) -> list[float]:
     """The relative errors of the probabilities of two classes whose logits are ``gap`` apart."""
     centre = torch.tensor([gap, 0.0], dtype=torch.float64)
-    found = log_expected_softmax(centre, torch.tensor(widths, dtype=torch.float64)).tolist()
+    logs = log_expected_softmax(centre, torch.tensor(widths, dtype=torch.float64)).tolist()
     with mp.workdps(120):
         wanted = [by_polylogarithms(sign * gap, widths[0] + widths[1]) for sign in (1, -1)]
-        return [float(abs(mp.exp(mpf(f)) / w - 1)) for f, w in zip(found, wanted, strict=True)]
+        return [float(abs(mp.exp(mpf(f)) / w - 1)) for f, w in zip(logs, wanted, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -179,12 +179,12 @@ def test_rows_in_blocks_equal_rows_alone() -> None:
     centre, widths = torch.tensor(random.normal(size=(rows, 5))), torch.tensor(random.uniform(0, 0.2, (rows, 5, 1)))
     widths[::50] *= 40
     widths[1] = 0
-    found = log_expected_softmax(centre, widths)
+    logs = log_expected_softmax(centre, widths)
     for row in (0, 1, 50, rows - 1):
-        torch.testing.assert_close(log_expected_softmax(centre[row], widths[row]), found[row], rtol=1e-10, atol=1e-10)
-    torch.testing.assert_close(found[1], centre[1].log_softmax(-1), rtol=0, atol=1e-14)
+        torch.testing.assert_close(log_expected_softmax(centre[row], widths[row]), logs[row], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(logs[1], centre[1].log_softmax(-1), rtol=0, atol=1e-14)
     shaped = log_expected_softmax(centre[:6].reshape(2, 3, 5), widths[:6].reshape(2, 3, 5, 1))
-    torch.testing.assert_close(shaped.reshape(6, 5), found[:6], rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(shaped.reshape(6, 5), logs[:6], rtol=1e-10, atol=1e-10)
 
 
 def test_uniform_logits_in_float32_are_rounded_once() -> None:

@@ -42,8 +42,8 @@ def normal(*shape: int, at: str) -> Tensor:
 
 def central(value: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-5) -> Tensor:
     """Derivatives of a scalar along the rows of :func:`directions`, by central differences."""
-    found = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
-    return torch.stack(found)
+    slopes = [(value(at + step * d) - value(at - step * d)).detach() / (2 * step) for d in directions(at)]
+    return torch.stack(slopes)
 
 
 def directions(at: Tensor, count: int = 8) -> Tensor:

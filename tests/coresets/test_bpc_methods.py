@@ -110,11 +110,11 @@ def test_an_expert_may_have_several_snapshots_per_epoch() -> None:
 def test_the_outputs_of_draws_equal_the_outputs_of_single_networks(count: int, trajectories: list[State]) -> None:
     read_back, images = Experts(trajectories, tiny_data()), torch.randn(count, 1, 8, 8, generator=Seed(0).generator())
     weights = torch.stack([read_back.weights(e, t) for e in range(2) for t in (0, 3)])
-    found = read_back.network.outputs(weights, images)
+    outputs = read_back.network.outputs(weights, images)
     for k, (expert, epoch) in enumerate([(0, 0), (0, 3), (1, 0), (1, 3)]):
         network = read_back.spec.build(Seed(0))
         network.load_state_dict(snapshots.snapshot(trajectories[expert], epoch))
-        torch.testing.assert_close(found[k], network(images), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(outputs[k], network(images), rtol=1e-5, atol=1e-6)
 
 
 def test_bpc_w_moves_its_inner_learning_rate_by_lr_step(trajectories: list[State]) -> None:

@@ -57,9 +57,9 @@ def earlier(side: int = 8) -> Coreset:
 
 
 def section(name: str, **outer: Any) -> dict[str, Any]:
-    given = tiny_vbpc() if name == "vbpc" else CONFIGS[name, "classification"]
+    section = tiny_vbpc() if name == "vbpc" else CONFIGS[name, "classification"]
     average = {"average": 0.9} if name == "rcig" else {}
-    return {**given, "coreset": tiny_vbpc()["coreset"] | average | outer}
+    return {**section, "coreset": tiny_vbpc()["coreset"] | average | outer}
 
 
 def read(name: str, **outer: Any) -> Any:
@@ -81,10 +81,10 @@ def test_an_earlier_coreset_changes_the_new_rows_only_under_with_earlier(name: s
     assert all(torch.equal(alone.tensors[key], free.tensors[key]) for key in Coreset.TENSORS)
     union, apart = distilled(name, increment="with_earlier"), distilled(name)
     assert torch.equal(apart.tensors["images"][5:], alone.tensors["images"])
-    for made in (union, apart):
-        assert torch.equal(made.tensors["images"][:5], earlier().images)
-        assert torch.equal(made.tensors["labels"][:5], earlier().labels)
-        assert made.tensors["classes"].tolist() == [0, 0, 1, 1, 1, 2, 2]
+    for coreset in (union, apart):
+        assert torch.equal(coreset.tensors["images"][:5], earlier().images)
+        assert torch.equal(coreset.tensors["labels"][:5], earlier().labels)
+        assert coreset.tensors["classes"].tolist() == [0, 0, 1, 1, 1, 2, 2]
     for key in ("images", "labels"):
         assert not torch.equal(union.tensors[key][5:], alone.tensors[key])
 
@@ -111,13 +111,13 @@ def test_every_class_has_the_same_weight() -> None:
 def double(name: str, **changes: Any) -> tuple[PoolSurrogate, Memory, Mapping[str, Any]]:
     """A surrogate in float64 whose memory has the classes 0 and 1, and its section."""
     outer = {"augmentation": AUGMENTATION, "increment": "with_earlier"}
-    given = section(name, **outer) | {"network": NETWORK} | changes
+    keys = section(name, **outer) | {"network": NETWORK} | changes
     kept = earlier(side=4)
     memory = Memory(replace(kept, images=kept.images.double(), labels=kept.labels.double()), 1)
-    made = SURROGATES[name](double_data(), config.read(METHODS[name].config, given, name), memory, Seed(2))
-    for member in made._pool._members:
+    surrogate = SURROGATES[name](double_data(), config.read(METHODS[name].config, keys, name), memory, Seed(2))
+    for member in surrogate._pool._members:
         smoothed(member.network.double())
-    return made, memory, given
+    return surrogate, memory, keys
 
 
 @pytest.mark.parametrize("name", ["vbpc", "frepo"])

@@ -179,9 +179,9 @@ class Reference:
 
 @pytest.fixture(scope="module")
 def double_experts() -> Experts:
-    made = experts(2, data(), network=NETWORK)
+    states = experts(2, data(), network=NETWORK)
     wide = [
-        State({k: v.double() if v.is_floating_point() else v for k, v in s.tensors.items()}, s.config) for s in made
+        State({k: v.double() if v.is_floating_point() else v for k, v in s.tensors.items()}, s.config) for s in states
     ]
     read_back = Experts(wide, data())
     smoothed(read_back.network.network)
@@ -195,41 +195,41 @@ def case(name: str, read_experts: Experts) -> tuple[Any, Reference, Tensor]:
     if hasattr(section, "sd"):
         section = replace(section, sd=0.1)
     start = balanced(data(), 1, 1.0, rng=Seed(5))
-    made: Any = SURROGATES[name](read_experts, start, data(), section)
+    surrogate: Any = SURROGATES[name](read_experts, start, data(), section)
     if name == "bpc_w":
-        made._moved = made._moved.detach().double().requires_grad_()
-    return made, Reference(name, read_experts, start, section), start.images.double()
+        surrogate._moved = surrogate._moved.detach().double().requires_grad_()
+    return surrogate, Reference(name, read_experts, start, section), start.images.double()
 
 
 @pytest.mark.parametrize("name", SURROGATES)
 def test_the_gradient_of_every_surrogate_equals_central_differences(name: str, double_experts: Experts) -> None:
     """It changes without the augmentation, with another draw, and if the detached parts are differentiated, too."""
-    made, reference, images = case(name, double_experts)
+    surrogate, reference, images = case(name, double_experts)
     leaf = images.clone().requires_grad_()
-    value = made.surrogate(leaf, HERE)
-    (found,) = torch.autograd.grad(value, leaf)
+    value = surrogate.surrogate(leaf, HERE)
+    (gradient,) = torch.autograd.grad(value, leaf)
     held = reference.at(images)
     assert float(value.detach()) == pytest.approx(float(held(images)), rel=1e-11)
-    assert relative(projected(found), central(held, images)) < 1e-8
-    made.augmentation = PLAIN
+    assert relative(projected(gradient), central(held, images)) < 1e-8
+    surrogate.augmentation = PLAIN
     for changed, address in ((AUGMENTED, HERE.fold("another")), (PLAIN, HERE)):
-        made.augmentation = changed
-        (wrong,) = torch.autograd.grad(made.surrogate(leaf, address), leaf)
-        assert relative(wrong, found) > 1e-2
+        surrogate.augmentation = changed
+        (wrong,) = torch.autograd.grad(surrogate.surrogate(leaf, address), leaf)
+        assert relative(wrong, gradient) > 1e-2
     if name != "bpc_w":
-        assert relative(central(lambda x: reference.at(x)(x), images), projected(found)) > 1e-2
+        assert relative(central(lambda x: reference.at(x)(x), images), projected(gradient)) > 1e-2
 
 
 def test_the_gradient_of_the_learned_rate_equals_central_differences(double_experts: Experts) -> None:
     """The rate is learned as a logarithm, in a unit that suits the images' rate; without it the gradient differs."""
-    made, reference, images = case("bpc_w", double_experts)
-    (moved,) = made.parameters()
-    (found,) = torch.autograd.grad(made.surrogate(images, HERE), moved)
+    surrogate, reference, images = case("bpc_w", double_experts)
+    (moved,) = surrogate.parameters()
+    (gradient,) = torch.autograd.grad(surrogate.surrogate(images, HERE), moved)
     rate, unit = reference.section.inner.lr, reference.section.lr_step / reference.section.outer.optimiser.lr
     ahead, behind = (reference.distance(images, rate * math.exp(unit * step)) for step in (1e-5, -1e-5))
     expected = float(ahead - behind) / 2e-5
-    assert float(found) == pytest.approx(expected, rel=1e-7)
-    assert float(found) != pytest.approx(expected / unit, rel=1e-2)
+    assert float(gradient) == pytest.approx(expected, rel=1e-7)
+    assert float(gradient) != pytest.approx(expected / unit, rel=1e-2)
 
 
 def frepo_loss(

@@ -34,9 +34,9 @@ class Reads(DatasetLoss):
     """The control: one number is read in each step."""
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
-        found = super().loss(images, labels, step, rng)
-        self.last = float(found.detach())
-        return found
+        loss = super().loss(images, labels, step, rng)
+        self.last = float(loss.detach())
+        return loss
 
 
 def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **changes: Any) -> None:
@@ -46,9 +46,9 @@ def steps(surrogate: type[DatasetLoss], device: str, *, beside: bool = False, **
     memory = Memory(balanced(DATA, 3, 1.0, rng=Seed(4)), 2) if beside else None
     if memory is not None:
         memory.coreset = memory.coreset.to(device)  # after a fit's start, which reads its classes once
-    made = surrogate(data, read, memory, Seed(1))
+    surrogate_of_data = surrogate(data, read, memory, Seed(1))
     start = balanced(data, read.ipc, 1.0, rng=Seed(0)).to(device)
-    task = CoresetDescent(start, made, label_unit=2.0, average=0.9, rng=Seed(2))
+    task = CoresetDescent(start, surrogate_of_data, label_unit=2.0, average=0.9, rng=Seed(2))
     optimiser = loop.make_optimiser(task.parameters(), loop.OptimiserConfig("adam", 0.01))
     watch = loop._Watch(ahead=True)
     for step in range(5):

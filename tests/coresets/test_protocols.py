@@ -133,8 +133,8 @@ def test_the_chosen_logit_scale_has_the_least_nll_on_validation_rows(name: str) 
     data, chosen = tiny_data(), fitted(name, logit_scale="validation")
     inputs, targets = data.tensors("validation")
     scale = chosen.config["logit_scale"]
-    at, given = GRID.index(scale), fitted(name, logit_scale=scale)
-    assert same_bits(State(given.tensors, {}), State(chosen.tensors, {})) and "logit_scale" not in given.config
+    at, posterior = GRID.index(scale), fitted(name, logit_scale=scale)
+    assert same_bits(State(posterior.tensors, {}), State(chosen.tensors, {})) and "logit_scale" not in posterior.config
 
     def loss(state: State) -> float:
         return -float(registry.posterior_of(state).predict(inputs, rng=Seed(0)).log_prob(targets).mean())

@@ -51,25 +51,25 @@ def case() -> tuple[Tensor, ...]:
 
 def smooth() -> networks.Network:
     """The same network with softplus, by hand."""
-    made = network()
-    for index, module in enumerate(made.trunk):  # type: ignore[arg-type]
+    net = network()
+    for index, module in enumerate(net.trunk):  # type: ignore[arg-type]
         if isinstance(module, torch.nn.ReLU):
-            made.trunk[index] = torch.nn.Softplus(beta=5.0)  # type: ignore[index, operator]
-    return made
+            net.trunk[index] = torch.nn.Softplus(beta=5.0)  # type: ignore[index, operator]
+    return net
 
 
 def dense(images: Tensor) -> tuple[Tensor, Tensor]:
     """H [n, h] and J [n·k, p] by reverse mode over all outputs; p: the trunk's parameters and the head's bias."""
-    made = smooth()
-    named = dict(made.named_parameters())
+    net = smooth()
+    named = dict(net.named_parameters())
     moving = [name for name in named if name != "head.weight"]
 
     def outputs(*values: Tensor) -> Tensor:
-        out: Tensor = functional_call(made, named | dict(zip(moving, values, strict=True)), (images,))
+        out: Tensor = functional_call(net, named | dict(zip(moving, values, strict=True)), (images,))
         return out
 
     parts = torch.autograd.functional.jacobian(outputs, tuple(named[n].detach() for n in moving), create_graph=True)
-    return made.trunk(images), torch.cat([p.flatten(2) for p in parts], 2).flatten(0, 1)
+    return net.trunk(images), torch.cat([p.flatten(2) for p in parts], 2).flatten(0, 1)
 
 
 def bilevel(images, labels, log_scale, batch, classes) -> tuple[Tensor, Tensor, Tensor]:
@@ -89,13 +89,13 @@ def test_features_and_jacobian_products_equal_a_dense_jacobian(model, case) -> N
     images, labels = case[:2]
     (h, j), tangent = dense(images), normal(model.size, at="t")
     features, moved = model.both(images, tangent)
-    for found, expected in (
+    for actual, expected in (
         (features, h),
         (moved.flatten(), j @ tangent),
         (model.jacobian(images), j),
         (model.transposed(images, labels), j.T @ labels.flatten()),
     ):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
 
 
 @solvers
@@ -138,19 +138,19 @@ def test_the_error_of_conjugate_gradients_falls_with_the_iterations(model, case)
     exact, errors = outer_gradient(model, *case, PENALTY, EXACT).implicit, []
     for iterations in (3, 6, 12):
         solver = linearised.ConjugateGradientConfig("cg", iterations, 1e-13)
-        found = outer_gradient(model, *case, PENALTY, solver).implicit
-        errors.append(max(relative(a, b) for a, b in zip(found, exact, strict=True)))
+        implicit = outer_gradient(model, *case, PENALTY, solver).implicit
+        errors.append(max(relative(a, b) for a, b in zip(implicit, exact, strict=True)))
     assert errors[0] > 0.05 and errors[2] < 1e-6 and errors[0] > errors[1] > errors[2]
 
 
 def test_a_row_of_twice_the_weight_counts_as_two_equal_rows(model, case) -> None:
     *start, batch, classes = case
     twice, weights = torch.tensor([0, 0, 1, 2, 3, 4, 4]), torch.tensor([2.0, 1, 1, 1, 2]).double() / 7
-    found = outer_gradient(model, *start, batch, classes, PENALTY, EXACT, weights)
+    weighted = outer_gradient(model, *start, batch, classes, PENALTY, EXACT, weights)
     expected = outer_gradient(model, *start, batch[twice], classes[twice], PENALTY, EXACT)
     plain = outer_gradient(model, *case, PENALTY, EXACT)
-    assert float(found.loss) == pytest.approx(float(expected.loss), rel=1e-12)
-    parts = ((*gradient.direct, *gradient.implicit) for gradient in (found, expected, plain))
+    assert float(weighted.loss) == pytest.approx(float(expected.loss), rel=1e-12)
+    parts = ((*gradient.direct, *gradient.implicit) for gradient in (weighted, expected, plain))
     for a, b, other in zip(*parts, strict=True):
         assert relative(a, b) < 1e-9 and relative(other, b) > 1e-2
 
@@ -187,9 +187,9 @@ def test_the_average_weighs_all_steps_exponentially() -> None:
     assert half_way is not None
     weights = 0.1 * 0.9 ** np.arange(5, -1, -1)
     expected = sum(w * x.double() for w, x in zip(weights, images, strict=True)) / weights.sum()
-    found = half_way(checkpoints[-1], tiny_data(), {}, read(), rng=Seed(2)).tensors["images"]
-    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
-    assert relative(found.double(), images[-1].double()) > 1e-4
+    averaged = half_way(checkpoints[-1], tiny_data(), {}, read(), rng=Seed(2)).tensors["images"]
+    torch.testing.assert_close(averaged.double(), expected, rtol=1e-5, atol=1e-6)
+    assert relative(averaged.double(), images[-1].double()) > 1e-4
 
 
 def test_a_compiled_or_bfloat16_pool_and_a_network_without_relu_are_refused() -> None:

@@ -54,10 +54,10 @@ def pixels(data: FitData, choice: str, ipc: int, seed: int = 0) -> np.ndarray:
 def test_kmeans_takes_one_row_of_each_cluster() -> None:
     """The control: a random start has all clusters of a class with probability .23, so not in all of ten seeds."""
     data = clustered()
-    found = [sorted(pixels(data, "kmeans", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
-    assert found == [[0, 1, 2, 3, 4, 5]] * 10
+    chosen = [sorted(pixels(data, "kmeans", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
+    assert chosen == [[0, 1, 2, 3, 4, 5]] * 10
     drawn = [sorted(pixels(data, "random", 3, seed)[:, 0, 0, 0].tolist()) for seed in range(10)]
-    assert drawn != found
+    assert drawn != chosen
 
 
 @pytest.mark.parametrize("choice", ["random", "kmeans", "herding"])
@@ -81,10 +81,10 @@ def test_herding_takes_the_greedy_choice_among_all_rows() -> None:
         for _ in range(6):
             errors = {i: np.linalg.norm(rows[[*taken, i]].mean(0) - mean) for i in range(len(rows)) if i not in taken}
             taken.append(min(errors, key=errors.__getitem__))
-        found = pixels(data, "herding", 6)[6 * number : 6 * number + 6].reshape(6, -1)
-        assert sorted(found.tolist()) == sorted(rows[taken].tolist())
+        chosen = pixels(data, "herding", 6)[6 * number : 6 * number + 6].reshape(6, -1)
+        assert sorted(chosen.tolist()) == sorted(rows[taken].tolist())
         drawn = pixels(data, "random", 6)[6 * number : 6 * number + 6].reshape(6, -1)
-        assert sorted(drawn.tolist()) != sorted(found.tolist())  # the control
+        assert sorted(drawn.tolist()) != sorted(chosen.tolist())  # the control
 
 
 @pytest.mark.parametrize("choice", ["random", "kmeans", "herding", "noise"])
@@ -129,9 +129,9 @@ def only(data: FitData, classes: list[int]) -> FitData:
 
 
 def test_every_coreset_stage_declares_an_optional_earlier_coreset() -> None:
-    made = {name: method.stages["coreset"] for name, method in METHODS.items() if "coreset" in method.stages}
-    assert {"vbpc", "random_coreset", "frepo", "rcig", "bpc_fkl"} <= made.keys()
-    for name, stage in made.items():
+    stages = {name: method.stages["coreset"] for name, method in METHODS.items() if "coreset" in method.stages}
+    assert {"vbpc", "random_coreset", "frepo", "rcig", "bpc_fkl"} <= stages.keys()
+    for name, stage in stages.items():
         assert stage.needs["coreset"] == "earlier", name
         assert stage.required == {*stage.needs} - {"coreset"}, name
 

@@ -78,8 +78,8 @@ def random_case(number: int) -> tuple[Tensor, Tensor, Tensor, float, float, floa
     if number % 3 == 1:
         features = features[g.integers(0, max(1, n // 2), n)]
     if number % 3 == 2:
-        left, _, right = np.linalg.svd(features, full_matrices=False)
-        features = left * np.logspace(1, -7, min(n, h)) @ right
+        left_vectors, _, right = np.linalg.svd(features, full_matrices=False)
+        features = left_vectors * np.logspace(1, -7, min(n, h)) @ right
     arrays = features, g.standard_normal((n, k)), g.standard_normal((4, h))
     return *map(torch.from_numpy, arrays), rho, gamma, beta  # type: ignore[return-value]
 

@@ -117,9 +117,9 @@ def test_a_student_with_all_latents_has_the_exact_joint() -> None:
 def test_fewer_latents_keep_the_marginals_and_the_largest_part_of_the_covariance() -> None:
     model = Conjugate()
     latents = functions.embed(model.teacher.predict(torch.eye(INPUTS)).draw_mean, 2)
-    made = learner(unit_vectors(), model.teacher, {**LATENT, "dimension": 2})
-    made._coefficients = torch.cat([torch.ones(DRAWS, 1), latents], 1)
-    student = at_the_minimum(made)
+    learned = learner(unit_vectors(), model.teacher, {**LATENT, "dimension": 2})
+    learned._coefficients = torch.cat([torch.ones(DRAWS, 1), latents], 1)
+    student = at_the_minimum(learned)
     mean, factor, log_variance = student.affine(torch.eye(INPUTS))
     sizes, directions = torch.linalg.eigh(model.covariance)
     kept = directions[:, -2:] @ sizes[-2:].diag() @ directions[:, -2:].T

@@ -12,8 +12,8 @@ def pictures(number: int, channels: int, height: int = 32, width: int = 32) -> n
     """uint8 [number, channels, height, width], every one different, intensities from 30 to 220."""
     random = Seed(11).fold(number, channels, height, width).numpy()
     rows, columns = np.linspace(0, 1, height)[:, None], np.linspace(0, 1, width)
-    made = np.empty((number, channels, height, width))
-    for image in made:
+    stack = np.empty((number, channels, height, width))
+    for image in stack:
         centre, radius, waves = random.uniform(0.3, 0.7, 2), random.uniform(0.15, 0.3), random.uniform(4, 9)
         inside = (rows - centre[0]) ** 2 + (columns - centre[1]) ** 2 < radius**2
         for channel in image:
@@ -21,7 +21,7 @@ def pictures(number: int, channels: int, height: int = 32, width: int = 32) -> n
             shade = a * rows + (1 - a) * columns
             stripes = c * (np.sin(waves * 6.28 * columns) > 0) + (1 - c) * np.ones_like(rows)
             channel[:] = 30 + 190 * np.where(inside, b * stripes, shade)
-    return made.round().astype(np.uint8)
+    return stack.round().astype(np.uint8)
 
 
 def flat(number: int, channels: int, value: int, size: int = 32) -> np.ndarray:

@@ -42,8 +42,8 @@ def test_the_choice_one_applies_a_single_operation_to_each_batch() -> None:
     config = AugmentConfig("one", {k: v for k, v in STRENGTHS.items() if k != "noise"})
     drawn = set()
     for seed in range(60):
-        rng, made = Seed(seed), augment(images(), config, Seed(seed))
-        matches = [name for name in OPERATIONS if torch.equal(made, augment(images(), only(name), rng))]
+        rng, augmented = Seed(seed), augment(images(), config, Seed(seed))
+        matches = [name for name in OPERATIONS if torch.equal(augmented, augment(images(), only(name), rng))]
         assert len(matches) == 1
         drawn.add(matches[0])
     assert drawn == set(OPERATIONS)
@@ -52,9 +52,9 @@ def test_the_choice_one_applies_a_single_operation_to_each_batch() -> None:
 def test_flip_mirrors_about_half_of_the_images() -> None:
     """512 fair coins: outside 256 ± 68 (six standard deviations) with probability 2e-9."""
     source = images(512, 4)
-    made = augment(source, only("flip"), Seed(0))
-    mirrored = (made == source.flip(-1)).flatten(1).all(1)
-    assert ((made == source).flatten(1).all(1) ^ mirrored).all()
+    augmented = augment(source, only("flip"), Seed(0))
+    mirrored = (augmented == source.flip(-1)).flatten(1).all(1)
+    assert ((augmented == source).flatten(1).all(1) ^ mirrored).all()
     assert abs(int(mirrored.sum()) - 256) < 68
 
 
@@ -68,18 +68,18 @@ def test_rotation_by_90_degrees_is_a_quarter_turn() -> None:
     """A draw of ±r degrees scaled so that the first image turns by exactly 90."""
     probe = torch.rand(1, generator=Seed(0).fold("rotate").generator(), dtype=torch.float64)
     degrees = 90 / float(2 * probe - 1)
-    made = augment(images(1), AugmentConfig("all", {"rotate": abs(degrees)}), Seed(0))
+    augmented = augment(images(1), AugmentConfig("all", {"rotate": abs(degrees)}), Seed(0))
     source = images(1)
     turns = [source.rot90(k, (2, 3)) for k in (1, -1)]
-    assert any(torch.allclose(made, turn, atol=1e-9) for turn in turns)
+    assert any(torch.allclose(augmented, turn, atol=1e-9) for turn in turns)
 
 
 def test_translate_moves_a_dot_by_at_most_its_share() -> None:
     dot = torch.zeros(100, 1, 33, 33, dtype=torch.float64)
     dot[:, :, 16, 16] = 1
-    made = augment(dot, only("translate"), Seed(0)).sum(1)
-    mass, place = made.sum((1, 2)), torch.arange(33, dtype=torch.float64)
-    rows, columns = (made.sum(2) @ place) / mass - 16, (made.sum(1) @ place) / mass - 16
+    augmented = augment(dot, only("translate"), Seed(0)).sum(1)
+    mass, place = augmented.sum((1, 2)), torch.arange(33, dtype=torch.float64)
+    rows, columns = (augmented.sum(2) @ place) / mass - 16, (augmented.sum(1) @ place) / mass - 16
     torch.testing.assert_close(mass, torch.ones(100).double())
     limit = 0.125 * 33
     for moved in (rows, columns):
@@ -93,9 +93,9 @@ def test_crop_zooms_about_the_centre() -> None:
     """
     axis = torch.linspace(-1, 1, 65, dtype=torch.float64)
     blob = torch.exp(-50 * (axis[:, None] ** 2 + axis**2)).expand(200, 1, 65, 65)
-    made = augment(blob, only("crop"), Seed(0))[:, 0]
+    augmented = augment(blob, only("crop"), Seed(0))[:, 0]
     spread = lambda x: (x.sum(1) @ axis**2 / x.sum((1, 2))).sqrt()  # noqa: E731
-    zoom = spread(made) / spread(blob[:, 0])
+    zoom = spread(augmented) / spread(blob[:, 0])
     assert 0.99 / 1.25 <= zoom.min() < 0.85 and 1.2 < zoom.max() <= 1.01 * 1.25
 
 
@@ -111,8 +111,8 @@ def windows(image: torch.Tensor, pad: int) -> torch.Tensor:
 def test_pad_crop_cuts_every_window_with_equal_probability() -> None:
     """4,050 cuts in 81 places: chi² with 80 degrees of freedom exceeds 153 with probability 2e-6; seed fixed."""
     image = images(1, 8, 3)[0] + 0.1
-    made = augment(image.expand(4050, -1, -1, -1), only("pad_crop"), Seed(0))
-    equal = (made[:, None] == windows(image, 4)).flatten(2).all(2)  # [cut, place]
+    augmented = augment(image.expand(4050, -1, -1, -1), only("pad_crop"), Seed(0))
+    equal = (augmented[:, None] == windows(image, 4)).flatten(2).all(2)  # [cut, place]
     assert (equal.sum(1) == 1).all()
     counts = equal.sum(0).double()
     chi2 = ((counts - 50).square() / 50).sum()
@@ -125,9 +125,9 @@ def test_pad_crop_cuts_every_window_with_equal_probability() -> None:
 def test_pad_crop_and_flip_give_windows_or_their_mirror_images() -> None:
     """As for residual networks: each of 500 images is one of its 81 windows or their mirror images, about half each."""
     source = images(500, 6, 3) + 0.1
-    made = augment(source, AugmentConfig("all", {"flip": 0.5, "pad_crop": 4.0}), Seed(0))
+    augmented = augment(source, AugmentConfig("all", {"flip": 0.5, "pad_crop": 4.0}), Seed(0))
     mirrored = 0
-    for image, cut in zip(source, made, strict=True):
+    for image, cut in zip(source, augmented, strict=True):
         plain, turned = ((windows(x, 4) == cut).flatten(1).all(1).any() for x in (image, image.flip(-1)))
         assert plain or turned
         mirrored += bool(turned and not plain)
@@ -135,9 +135,9 @@ def test_pad_crop_and_flip_give_windows_or_their_mirror_images() -> None:
 
 
 def test_cutout_zeroes_at_most_the_area_of_its_square() -> None:
-    made = augment(torch.ones(100, 1, 16, 16), only("cutout"), Seed(0))
-    holes = (made == 0).sum((1, 2, 3))
-    assert set(made.unique().tolist()) == {0.0, 1.0}
+    augmented = augment(torch.ones(100, 1, 16, 16), only("cutout"), Seed(0))
+    holes = (augmented == 0).sum((1, 2, 3))
+    assert set(augmented.unique().tolist()) == {0.0, 1.0}
     assert holes.max() == 16 and holes.min() >= 1
 
 

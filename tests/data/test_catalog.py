@@ -15,7 +15,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.raw import Kind, Raw, Source, Task
 from bdl_pipe.errors import ConfigError, DataError
 from pipeline.prepared import folders
-from tests.case_files import cases_of
+from tests.case_files import cases_of, tupled
 from tests.preparing import dataset_of, prepare_at
 
 cases = cases_of(__file__)
@@ -45,9 +45,9 @@ def test_every_entry_can_be_read_from_params(name: str) -> None:
     dataset = dataset_of({"name": name})
     assert dataset.source == Named(name) and isinstance(dataset.source, Source) and dataset.source.files() == ()
     assert (dataset.task, dataset.source.kind) == (CATALOG[name].task, CATALOG[name].kind)
-    written = config.to_mapping(dataset)
-    assert written["source"] == {"name": name}
-    assert config.read(DatasetConfig, written, "d") == dataset
+    section = config.to_mapping(dataset)
+    assert section["source"] == {"name": name}
+    assert config.read(DatasetConfig, section, "d") == dataset
 
 
 @pytest.mark.parametrize("name", CATALOG)
@@ -116,10 +116,10 @@ def test_a_registered_source_takes_its_options_from_params(tmp_path: Path) -> No
 
 
 @cases("rows", "changes message")
-def test_rows_that_contradict_their_entry_are_refused(changes: str, message: str, tmp_path: Path) -> None:
+def test_rows_that_contradict_their_entry_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
     path.write_bytes(rows().inputs.tobytes())
-    CATALOG.add("mine", entry(path, **eval(changes)), __name__)
+    CATALOG.add("mine", entry(path, **tupled(changes)), __name__)
     with pytest.raises(DataError, match=f"mine.bin: the {message}"):
         sources.load(Named("mine"))
 

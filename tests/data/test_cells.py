@@ -21,9 +21,7 @@ from bdl_pipe.data.sources.folders import is_hidden
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.tables.cells import Cells
 from bdl_pipe.errors import DataError
-from tests.case_files import cases_of
 
-cases = cases_of(__file__)
 ROWS = 60
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=ROWS).round(4)
@@ -80,12 +78,23 @@ def parquet(folder: Path, cells: Any) -> Path:
     return folder / "t.parquet"
 
 
-@cases("equal columns", "cells")
-def test_a_column_is_read_identically_from_every_carrier(tmp_path: Path, cells: Any) -> None:
-    cells = eval(cells, {**globals(), "dt": dt})
-    found = {carrier: feature(tmp_path, cells, carrier) for carrier in CARRIERS}
-    first, raw = found["csv"]
-    for carrier, (profile, other) in found.items():
+EQUAL_COLUMNS: dict[str, list[Any]] = {
+    "numbers": [0.5 * i for i in range(ROWS)][::-1],
+    "whole numbers": [i * i for i in range(ROWS)],
+    "numbers with gaps": cycle(1.5, None, 2.5, 7.0),
+    "truths": cycle(True, False, False),
+    "truths with gaps": cycle(True, None, False),
+    "texts": cycle("red", "blue", "NA", "None", "null"),
+    "days": [dt.date(2024, 1, 1) + dt.timedelta(days=3 * i % 17) for i in range(ROWS)],
+    "moments": [dt.datetime(2024, 1, 1, 7, 30) + dt.timedelta(hours=5 * i % 97) for i in range(ROWS)],
+}
+
+
+@pytest.mark.parametrize("cells", EQUAL_COLUMNS.values(), ids=EQUAL_COLUMNS)
+def test_a_column_is_read_identically_from_every_carrier(tmp_path: Path, cells: list[Any]) -> None:
+    columns = {carrier: feature(tmp_path, cells, carrier) for carrier in CARRIERS}
+    first, raw = columns["csv"]
+    for carrier, (profile, other) in columns.items():
         assert profile.columns == first.columns, carrier
         assert other.columns == raw.columns, carrier
         np.testing.assert_array_equal(other.train.inputs, raw.train.inputs, err_msg=carrier)
@@ -274,9 +283,9 @@ def test_the_index_that_reset_index_has_made_a_column_is_left_out_and_said(tmp_p
     for frame in (once, once.sample(frac=1, random_state=1).reset_index()):
         path = tmp_path / f"t.{suffix}"
         frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
-        found = inspect_table(path, ["y"])
-        assert {*(found.source.columns or {})} == {"a", "b"}
-        assert {*found.left_out} == {"index", "level_0"} & {*frame.columns}
+        profile = inspect_table(path, ["y"])
+        assert {*(profile.source.columns or {})} == {"a", "b"}
+        assert {*profile.left_out} == {"index", "level_0"} & {*frame.columns}
 
 
 @pytest.mark.parametrize(

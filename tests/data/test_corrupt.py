@@ -69,10 +69,10 @@ def test_severities_draw_independently() -> None:
 def test_corrupted_images_of_any_size_keep_their_shape(name: str, shape: tuple[int, int, int]) -> None:
     images = pictures(4, *shape)
     for severity in (1, 5):
-        found = corrupt(images, name, severity, Seed(0))
-        assert (found.shape, found.dtype) == (images.shape, np.uint8)
+        corrupted = corrupt(images, name, severity, Seed(0))
+        assert (corrupted.shape, corrupted.dtype) == (images.shape, np.uint8)
     if min(shape[1:]) > 8:  # on 8×8 pixels a blur is a quarter as wide and changes less than a grey level
-        assert (found != images).any()
+        assert (corrupted != images).any()
 
 
 @pytest.mark.parametrize("name", GREY)
@@ -101,9 +101,9 @@ def test_the_last_severity_distorts_more_than_the_first(name: str) -> None:
     assert distance(images, name, 5) > 1.2 * distance(images, name, 1)
 
 
-@cases("refused", "images name severity message")
+@cases("refused", "dtype shape name severity message")
 def test_unknown_names_and_severities_and_other_arrays_are_refused(
-    images: str, name: str, severity: int, message: str
+    dtype: str, shape: list[int], name: str, severity: int, message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
-        corrupt(eval(images), name, severity, Seed(0))
+        corrupt(np.zeros(shape, dtype), name, severity, Seed(0))

@@ -33,10 +33,10 @@ def test_gaussian_blur_equals_a_dense_gaussian_sum(size: int, severity: int, sig
     image = pictures(1, 1, size, size)
     scaled = sigma * size / 32
     expected = dense(image[0, 0], bell(scaled, int(4 * scaled + 0.5)), "edge")
-    found = corrupt(image, "gaussian_blur", severity, Seed(0))[0, 0]
-    assert np.abs(found - expected).max() < 0.51
+    blurred = corrupt(image, "gaussian_blur", severity, Seed(0))[0, 0]
+    assert np.abs(blurred - expected).max() < 0.51
     wrong = dense(image[0, 0], bell(1.3 * scaled, 8), "edge")
-    assert np.abs(found - wrong).max() > 3
+    assert np.abs(blurred - wrong).max() > 3
 
 
 def impulse(severity: int) -> np.ndarray:
@@ -81,30 +81,30 @@ def test_a_kernel_for_larger_images_keeps_its_sum_and_widens_in_proportion() -> 
 def test_motion_blur_is_a_one_sided_gaussian_along_its_direction() -> None:
     image = np.zeros((3, 1, 41, 41), np.float32)
     image[:, :, 20, 20] = 1
-    found = filters.motion(image, 6.0, 2.0, np.array([0.0, 90.0, 30.0]))[:, 0]
+    blurred = filters.motion(image, 6.0, 2.0, np.array([0.0, 90.0, 30.0]))[:, 0]
     weights = np.exp(-(np.arange(13) ** 2) / 8)
     weights /= weights.sum()
-    np.testing.assert_allclose(found[0, 20, 20:7:-1], weights, atol=1e-5)
-    np.testing.assert_allclose(found[1, 20:7:-1, 20], weights, atol=1e-5)
+    np.testing.assert_allclose(blurred[0, 20, 20:7:-1], weights, atol=1e-5)
+    np.testing.assert_allclose(blurred[1, 20:7:-1, 20], weights, atol=1e-5)
     rows, columns = np.mgrid[:41, :41] - 20
     mean = (weights * np.arange(13)).sum()
-    assert -(found[2] * rows).sum() == pytest.approx(mean * np.sin(np.pi / 6), abs=0.3)  # taps land on whole pixels
-    assert -(found[2] * columns).sum() == pytest.approx(mean * np.cos(np.pi / 6), abs=0.3)
-    np.testing.assert_allclose(found.sum((1, 2)), 1, atol=1e-5)
+    assert -(blurred[2] * rows).sum() == pytest.approx(mean * np.sin(np.pi / 6), abs=0.3)  # taps land on whole pixels
+    assert -(blurred[2] * columns).sum() == pytest.approx(mean * np.cos(np.pi / 6), abs=0.3)
+    np.testing.assert_allclose(blurred.sum((1, 2)), 1, atol=1e-5)
 
 
 @pytest.mark.parametrize(("severity", "sigma"), [(1, 1.0), (2, 1.5), (3, 2.0), (4, 2.0), (5, 2.5)])
 def test_motion_blur_moves_light_by_the_mean_of_its_kernel_near_the_horizontal(severity: int, sigma: float) -> None:
     image = np.zeros((200, 1, 32, 32), np.uint8)
     image[:, :, 16, 16] = 255
-    found = corrupt(image, "motion_blur", severity, Seed(0))[:, 0].astype(float) / 255
+    blurred = corrupt(image, "motion_blur", severity, Seed(0))[:, 0].astype(float) / 255
     rows, columns = np.mgrid[:32, :32] - 16
-    up, left = -(found * rows).sum((1, 2)), -(found * columns).sum((1, 2))
+    up, leftward = -(blurred * rows).sum((1, 2)), -(blurred * columns).sum((1, 2))
     taps = np.arange(13)
     weights = np.exp(-(taps**2) / (2 * sigma**2))
     # taps land on whole pixels: tap i lands within half a pixel of i, and nearer in the mean over directions
-    assert np.hypot(up, left).mean() == pytest.approx((weights * taps).sum() / weights.sum(), rel=0.15)
-    angle = np.rad2deg(np.arctan2(up, left))
+    assert np.hypot(up, leftward).mean() == pytest.approx((weights * taps).sum() / weights.sum(), rel=0.15)
+    angle = np.rad2deg(np.arctan2(up, leftward))
     assert np.abs(angle).max() < 50
     assert severity == 1 or angle.min() < -35 < 35 < angle.max()
 
@@ -114,13 +114,13 @@ def test_zoom_blur_flattens_a_slope_about_the_centre(severity: int, zooms: int) 
     """Each zoom z turns a slope 1 into 1/z exactly, and leaves the centre where it was."""
     slope = np.linspace(0, 1, 33, dtype=np.float32)
     image = np.broadcast_to(slope, (1, 1, 33, 33)).copy()
-    found = blur.zoom_blur(image, zooms, Streams(Seed(0), range(1)))[0, 0]
+    blurred = blur.zoom_blur(image, zooms, Streams(Seed(0), range(1)))[0, 0]
     factor = (1 + sum(1 / (1 + k / 100) for k in range(zooms))) / (zooms + 1)
-    np.testing.assert_allclose(found, np.broadcast_to(0.5 + factor * (slope - 0.5), (33, 33)), atol=1e-5)
+    np.testing.assert_allclose(blurred, np.broadcast_to(0.5 + factor * (slope - 0.5), (33, 33)), atol=1e-5)
     largest = (1.06, 1.11, 1.15, 1.20, 1.25)[severity - 1]
     assert 1 + (zooms - 1) / 100 == pytest.approx(largest)
     levels = (255 * image).round().astype(np.uint8)
-    assert np.abs(corrupt(levels, "zoom_blur", severity, Seed(0))[0, 0] - 255 * found).max() < 1.1
+    assert np.abs(corrupt(levels, "zoom_blur", severity, Seed(0))[0, 0] - 255 * blurred).max() < 1.1
 
 
 def test_glass_blur_draws_each_inner_pixel_from_a_block_of_four_pixels() -> None:
@@ -130,22 +130,22 @@ def test_glass_blur_draws_each_inner_pixel_from_a_block_of_four_pixels() -> None
     """
     rows, columns = np.mgrid[:32, :32]
     image = np.stack([8 * rows, 8 * columns, 0 * rows]).astype(np.uint8)
-    found = corrupt(np.repeat(image[None], 40, axis=0), "glass_blur", 1, Seed(0)).astype(int)
-    down, right = found[:, 0] // 8 - rows, found[:, 1] // 8 - columns
+    blurred = corrupt(np.repeat(image[None], 40, axis=0), "glass_blur", 1, Seed(0)).astype(int)
+    down, right = blurred[:, 0] // 8 - rows, blurred[:, 1] // 8 - columns
     inner = np.s_[:, 2:, 2:]
     total = down[inner].size
     for shift in ((0, 0), (0, -1), (-1, 0), (-1, -1)):
         count = ((down[inner] == shift[0]) & (right[inner] == shift[1])).sum()
         assert abs(count - total / 4) / np.sqrt(total * 3 / 16) < 5
     assert not down[:, :2].any() and not right[:, :, :2].any()
-    assert (found % 8 == 0).all()
+    assert (blurred % 8 == 0).all()
 
 
 def test_glass_blur_reaches_twice_as_far_after_two_rounds_or_at_twice_the_size() -> None:
     def reach(size: int, severity: int) -> int:
         rows = np.broadcast_to(np.arange(size, dtype=np.float32)[:, None] / size, (8, 1, size, size))
         strength = (0.0, 1, 2 if severity == 4 else 1)
-        found = blur.glass_blur(rows.copy(), strength, Streams(Seed(0), range(8)))
-        return round(float((rows - found).max() * size))
+        blurred = blur.glass_blur(rows.copy(), strength, Streams(Seed(0), range(8)))
+        return round(float((rows - blurred).max() * size))
 
     assert (reach(32, 1), reach(32, 4), reach(64, 1)) == (1, 2, 2)

@@ -32,8 +32,8 @@ def box(image: np.ndarray, size: int) -> np.ndarray:
 @pytest.mark.parametrize(("severity", "share"), [(1, 0.95), (2, 0.9), (3, 0.85), (4, 0.75), (5, 0.65)])
 def test_pixelate_equals_a_box_filter_down_and_up(size: int, severity: int, share: float) -> None:
     images = pictures(2, 3, size, size)
-    found = corrupt(images, "pixelate", severity, Seed(0))
-    for image, done in zip(images.reshape(6, size, size), found.reshape(6, size, size), strict=True):
+    pixelated = corrupt(images, "pixelate", severity, Seed(0))
+    for image, done in zip(images.reshape(6, size, size), pixelated.reshape(6, size, size), strict=True):
         assert np.abs(done - box(box(image.astype(float), int(size * share)), size)).max() <= 1
 
 
@@ -47,8 +47,8 @@ def test_jpeg_compression_equals_pillow_at_the_quality_of_its_severity(
     picture = Image.fromarray(image[0], "L") if channels == 1 else Image.fromarray(np.moveaxis(image, 0, -1), "RGB")
     picture.save(file, format="JPEG", quality=quality)
     expected = np.asarray(Image.open(file)).reshape(32, 32, channels)
-    found = corrupt(image[None], "jpeg_compression", severity, Seed(0))[0]
-    np.testing.assert_array_equal(np.moveaxis(found, 0, -1), expected)
+    compressed = corrupt(image[None], "jpeg_compression", severity, Seed(0))[0]
+    np.testing.assert_array_equal(np.moveaxis(compressed, 0, -1), expected)
 
 
 def displaced(strength: tuple[float, float, float], size: int, number: int = 40) -> np.ndarray:
@@ -58,9 +58,9 @@ def displaced(strength: tuple[float, float, float], size: int, number: int = 40)
     """
     rows, columns = np.mgrid[:size, :size].astype(np.float32)
     images = np.stack([rows, columns])[None].repeat(number, 0)
-    found = digital.elastic_transform(images, strength, Streams(Seed(2), range(number)))
+    warped = digital.elastic_transform(images, strength, Streams(Seed(2), range(number)))
     inner = np.s_[:, :, size // 4 : -size // 4, size // 4 : -size // 4]
-    return (found - images)[inner].astype(float)
+    return (warped - images)[inner].astype(float)
 
 
 def residual(field: np.ndarray) -> np.ndarray:
@@ -87,8 +87,8 @@ def test_elastic_displacements_have_the_deviation_of_smoothed_noise_at_each_size
     line = np.exp(-(np.arange(-3, 4) ** 2) / (2 * (32 * blur) ** 2))
     line /= line.sum()
     expected = 32 * share * np.sqrt(1 / 3) * (line**2).sum() * size / 32
-    found = residual(displaced((share, blur, 0.0), size)).std()
-    assert found == pytest.approx(expected, rel=0.15)
+    deviation = residual(displaced((share, blur, 0.0), size)).std()
+    assert deviation == pytest.approx(expected, rel=0.15)
 
 
 def test_the_deviation_that_smoothing_keeps_is_the_sum_of_the_squares_of_its_weights() -> None:
@@ -119,13 +119,13 @@ def with_grey_and_black() -> np.ndarray:
 
 
 def by_hsv(images: np.ndarray, saturation, value) -> np.ndarray:
-    found = np.empty(images.shape)
+    warped = np.empty(images.shape)
     for i, image in enumerate(images):
         for row in range(image.shape[1]):
             for column in range(image.shape[2]):
                 h, s, v = colorsys.rgb_to_hsv(*(image[:, row, column] / 255))
-                found[i, :, row, column] = colorsys.hsv_to_rgb(h, saturation(s), value(v))
-    return 255 * found
+                warped[i, :, row, column] = colorsys.hsv_to_rgb(h, saturation(s), value(v))
+    return 255 * warped
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -149,8 +149,8 @@ def test_saturate_multiplies_and_increases_the_hsv_saturation(severity: int) -> 
 @pytest.mark.parametrize("severity", SEVERITIES)
 def test_contrast_pulls_each_channel_towards_its_mean(channels: int, severity: int) -> None:
     images, share = pictures(3, channels, 28, 28), (0.75, 0.5, 0.4, 0.3, 0.15)[severity - 1]
-    for image, found in zip(images, corrupt(images, "contrast", severity, Seed(0)), strict=True):
-        for x, y in zip(image.astype(float), found, strict=True):
+    for image, corrupted in zip(images, corrupt(images, "contrast", severity, Seed(0)), strict=True):
+        for x, y in zip(image.astype(float), corrupted, strict=True):
             assert np.abs(y - (share * x + (1 - share) * x.mean())).max() < 0.51
 
 

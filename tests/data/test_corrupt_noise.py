@@ -46,11 +46,11 @@ def test_noise_has_the_deviations_of_cifar_10_c(name: str, value: int, severity:
 def test_shot_noise_has_the_variance_of_counted_photons(photons: int, level: float) -> None:
     """Var = x/c before rounding: c is the same at every brightness, which noise of constant variance cannot imitate."""
     images = np.full((32, 3, 32, 32), level, np.float32)
-    found = noise.shot_noise(images, photons, Streams(Seed(9), range(32))).astype(float).ravel()
-    assert abs(variance_z(found, level / photons, 1 / (level * photons), rounding=0)) < 5
-    assert abs(found.mean() - level) / np.sqrt(level / photons / len(found)) < 5
-    assert abs(variance_z(found, 0.3 / photons, rounding=0)) > 5
-    np.testing.assert_allclose(found * photons, np.rint(found * photons), atol=1e-3)
+    noisy = noise.shot_noise(images, photons, Streams(Seed(9), range(32))).astype(float).ravel()
+    assert abs(variance_z(noisy, level / photons, 1 / (level * photons), rounding=0)) < 5
+    assert abs(noisy.mean() - level) / np.sqrt(level / photons / len(noisy)) < 5
+    assert abs(variance_z(noisy, 0.3 / photons, rounding=0)) > 5
+    np.testing.assert_allclose(noisy * photons, np.rint(noisy * photons), atol=1e-3)
 
 
 @pytest.mark.parametrize("severity", SEVERITIES)
@@ -108,18 +108,18 @@ def plasma_by_loops(noise: list[np.ndarray], decay: float) -> np.ndarray:
 def test_plasma_equals_the_diamond_square_algorithm_by_loops(decay: float) -> None:
     streams, again = Streams(Seed(3), range(2)), Streams(Seed(3), range(2))
     noise = [again.uniform(-1.0, 1.0, 3, side, side) for side in (1, 2, 4, 8)]
-    for image, found in enumerate(weather.plasma_fractal(streams, 13, decay)):
-        np.testing.assert_allclose(found, plasma_by_loops([n[image].astype(float) for n in noise], decay), atol=1e-5)
+    for image, plasma in enumerate(weather.plasma_fractal(streams, 13, decay)):
+        np.testing.assert_allclose(plasma, plasma_by_loops([n[image].astype(float) for n in noise], decay), atol=1e-5)
 
 
 @pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
 def test_fog_ranges_from_the_dimmed_picture_to_its_brightest_value(severity: int) -> None:
     """Where the plasma is 0 the picture is x·m/(m + t), where it is 1 it is (x + t)·m/(m + t)."""
     thickness = FOG[severity - 1][0]
-    found = corrupt(flat(20, 1, 128), "fog", severity, Seed(0))
+    foggy = corrupt(flat(20, 1, 128), "fog", severity, Seed(0))
     share = (128 / 255) / (128 / 255 + thickness)
-    assert np.abs(found.min((1, 2, 3)) - 128 * share).max() < 0.51
-    assert np.abs(found.max((1, 2, 3)) - 128.0).max() < 0.51
+    assert np.abs(foggy.min((1, 2, 3)) - 128 * share).max() < 0.51
+    assert np.abs(foggy.max((1, 2, 3)) - 128.0).max() < 0.51
     assert not corrupt(flat(1, 3, 0), "fog", severity, Seed(0)).any()
 
 
@@ -160,8 +160,8 @@ def test_water_adds_pale_turquoise_light(severity: int) -> None:
 @pytest.mark.parametrize("severity", [4, 5])
 def test_mud_covers_some_pixels_with_brown_and_keeps_the_others(severity: int) -> None:
     images = flat(60, 3, 200)
-    found = corrupt(images, "spatter", severity, Seed(0)).astype(float)
-    cover = (200 - found) / (200 - np.array([63, 42, 20])[:, None, None])  # the mask, from each channel
+    spattered = corrupt(images, "spatter", severity, Seed(0)).astype(float)
+    cover = (200 - spattered) / (200 - np.array([63, 42, 20])[:, None, None])  # the mask, from each channel
     assert np.abs(cover - cover[:, :1]).max() < 0.01
     assert ((cover[:, 0] == 0) | (cover[:, 0] > 0.79)).all()
     assert 0.001 < (cover[:, 0] > 0).mean() < 0.2
@@ -178,6 +178,6 @@ def test_water_grows_with_severity_and_the_share_of_mud_does_not_depend_on_size(
 
 def test_histogram_equalisation_equals_a_hand_computation() -> None:
     """Four pixels 0, 0, 1, 3: half at the lowest; of the other two, one at or below 1, both at or below 3."""
-    found = weather._equalised(np.array([[[0, 0], [1, 3]], [[7, 7], [7, 7]]], np.uint8))
-    np.testing.assert_array_equal(found[0], [[0, 0], [128, 255]])
-    np.testing.assert_array_equal(found[1], 0)  # an image of one level becomes 0
+    equalised = weather._equalised(np.array([[[0, 0], [1, 3]], [[7, 7], [7, 7]]], np.uint8))
+    np.testing.assert_array_equal(equalised[0], [[0, 0], [128, 255]])
+    np.testing.assert_array_equal(equalised[1], 0)  # an image of one level becomes 0

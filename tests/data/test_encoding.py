@@ -26,7 +26,7 @@ GRADES = ("bad", "fair", "good", "great", "odd")
 
 def frame(rows: int = 200) -> pd.DataFrame:
     g = np.random.default_rng(0)
-    made = pd.DataFrame(
+    frame = pd.DataFrame(
         {
             "size": g.lognormal(size=rows),
             "grade": g.choice(GRADES, rows, p=[0.4, 0.3, 0.2, 0.05, 0.05]),
@@ -35,15 +35,15 @@ def frame(rows: int = 200) -> pd.DataFrame:
             "price": g.normal(size=rows),
         }
     )
-    made.loc[g.choice(rows, 20, replace=False), "size"] = np.nan
-    made.loc[g.choice(rows, 20, replace=False), "grade"] = None
-    return made
+    frame.loc[g.choice(rows, 20, replace=False), "size"] = np.nan
+    frame.loc[g.choice(rows, 20, replace=False), "grade"] = None
+    return frame
 
 
 def table(path: Path, **changes: Any) -> Table:
     columns = {"size": "number", "grade": "category", "when": "date", "sold": "category"}
-    made = {"name": "table", "path": str(path), "target": ["price"], "task": "regression", "columns": columns}
-    return config.read(Table, {**made, **changes}, "source")
+    source = {"name": "table", "path": str(path), "target": ["price"], "task": "regression", "columns": columns}
+    return config.read(Table, {**source, **changes}, "source")
 
 
 @pytest.fixture(params=["csv", "parquet"])
@@ -70,19 +70,19 @@ def test_encoding_equals_scikit_learn(path: Path) -> None:
     """Medians with indicators; one-hot columns, one for rare categories; fitted to the first half, applied to all."""
     raw, rows = table(path, categories=4).read(), frame()
     encoding = Encoding.fit(raw.columns, raw.train.inputs[:100])
-    found = pd.DataFrame(encoding(torch.from_numpy(raw.train.inputs)).numpy(), columns=encoding.names())
+    encoded = pd.DataFrame(encoding(torch.from_numpy(raw.train.inputs)).numpy(), columns=encoding.names())
     imputer = SimpleImputer(strategy="median", add_indicator=True).fit(rows[["size"]][:100])
-    np.testing.assert_array_equal(found[["size", "size missing"]], imputer.transform(rows[["size"]]))
-    known = rows["grade"].notna()
+    np.testing.assert_array_equal(encoded[["size", "size missing"]], imputer.transform(rows[["size"]]))
+    has_grade = rows["grade"].notna()
     encoder = OneHotEncoder(max_categories=4, handle_unknown="infrequent_if_exist", sparse_output=False)
-    encoder.fit(rows[["grade"]][:100][known[:100]])
-    grades = [name for name in found if name.startswith("grade=")]
+    encoder.fit(rows[["grade"]][:100][has_grade[:100]])
+    grades = [name for name in encoded if name.startswith("grade=")]
     assert grades == ["grade=bad", "grade=fair", "grade=good", "grade=great|odd"]
-    np.testing.assert_array_equal(found.loc[known, grades], encoder.transform(rows.loc[known, ["grade"]]))
-    assert not found.loc[~known, grades].to_numpy().any()
-    np.testing.assert_array_equal(found["grade missing"], ~known)
+    np.testing.assert_array_equal(encoded.loc[has_grade, grades], encoder.transform(rows.loc[has_grade, ["grade"]]))
+    assert not encoded.loc[~has_grade, grades].to_numpy().any()
+    np.testing.assert_array_equal(encoded["grade missing"], ~has_grade)
     turn = 2 * np.pi * (rows["when"] - pd.Timestamp(0)).dt.days / 7
-    np.testing.assert_allclose(found["when:week sin"], np.sin(turn), atol=1e-12)
+    np.testing.assert_allclose(encoded["when:week sin"], np.sin(turn), atol=1e-12)
 
 
 def test_an_encoding_depends_only_on_the_rows_that_it_is_fitted_to() -> None:
@@ -143,10 +143,10 @@ def test_robust_scaling_equals_scikit_learn() -> None:
     rows = np.stack([g.standard_cauchy(300), np.r_[np.ones(280), g.normal(size=20)], np.full(300, 7.0)], axis=1)
     fitted = transform_of(rows, np.arange(300) % 2)
     scaled = RobustScaler().fit_transform(rows)[:, 0]
-    found = fitted.inputs(rows).numpy()
-    np.testing.assert_allclose(found[:, 0], scaled / np.sqrt(1 + (scaled / 3) ** 2), rtol=1e-5, atol=1e-6)
+    encoded = fitted.inputs(rows).numpy()
+    np.testing.assert_allclose(encoded[:, 0], scaled / np.sqrt(1 + (scaled / 3) ** 2), rtol=1e-5, atol=1e-6)
     assert float(fitted.std[1]) == pytest.approx(np.ptp(rows[:, 1]) / 2)
-    assert not found[:, 2].any()
+    assert not encoded[:, 2].any()
 
 
 @cases("forms", "text form")
@@ -160,9 +160,9 @@ def test_a_german_csv_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "rows.csv"
     lines = [f"{i},5;{'naß' if i % 2 else 'trocken'};{i}" for i in range(12)]
     path.write_bytes("\n".join(["menge;wetter;preis", *lines]).encode("cp1252"))
-    made = {"target": ["preis"], "columns": {"menge": "number", "wetter": "category"}}
+    source = {"target": ["preis"], "columns": {"menge": "number", "wetter": "category"}}
     form = {"separator": ";", "decimal": ",", "encoding": "cp1252"}
-    raw = table(path, **made, csv=form).read()
+    raw = table(path, **source, csv=form).read()
     assert raw.columns[1].values == ("naß", "trocken")
     assert raw.train.inputs[3].tolist() == [3.5, 0.0]
 

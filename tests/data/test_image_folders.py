@@ -51,14 +51,14 @@ def test_hidden_files_and_folders_are_neither_classes_nor_images(parts: tuple[st
     inputs = image_inputs(tmp_path / parts[0] if parts else tmp_path)
     for part in parts or (".",):
         litter(tmp_path / part)
-    found = ImageFolder(str(tmp_path)).read()
-    assert found.classes == plain.classes == ("a", "b")
-    np.testing.assert_array_equal(found.train.inputs, plain.train.inputs)
-    np.testing.assert_array_equal(found.train.targets, plain.train.targets)
+    raw = ImageFolder(str(tmp_path)).read()
+    assert raw.classes == plain.classes == ("a", "b")
+    np.testing.assert_array_equal(raw.train.inputs, plain.train.inputs)
+    np.testing.assert_array_equal(raw.train.targets, plain.train.targets)
     profile = inspect_images(tmp_path)
     assert (profile.rows, profile.classes, profile.test_rows) == (about.rows, about.classes, about.test_rows)
-    said = [remark for remark in profile.remarks if "hidden" in remark]
-    assert len(said) == 1 and ".empty" in said[0] and "__MACOSX" in said[0] and "\n" not in said[0]
+    hidden = [remark for remark in profile.remarks if "hidden" in remark]
+    assert len(hidden) == 1 and ".empty" in hidden[0] and "__MACOSX" in hidden[0] and "\n" not in hidden[0]
     assert not any("hidden" in remark for remark in about.remarks)
     assert image_inputs(tmp_path / parts[0] if parts else tmp_path) == inputs and len(inputs) == 60
 

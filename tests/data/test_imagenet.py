@@ -120,11 +120,16 @@ def test_a_wide_image_is_cropped_to_its_middle(tmp_path: Path) -> None:
     assert raw.train.inputs[0][:, :, 2:8].min() > 250
 
 
-@cases("archives", "changes message")
+@cases("archives", "name content message")
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
-def test_the_error_names_the_wrong_file_of_an_archive(tmp_path: Path, kind: str, changes: str, message: str) -> None:
+def test_the_error_names_the_wrong_file_of_an_archive(
+    tmp_path: Path, kind: str, name: str, content: str | bytes | list[int] | None, message: str
+) -> None:
+    if isinstance(content, list):
+        content = jpeg((1, 2, 3), (content[0], content[1]))
+    blob = content.encode() if isinstance(content, str) else content
     with pytest.raises(DataError, match=message):
-        TinyImageNet(str(pack(tmp_path, kind, tiny(**eval(changes)), "t"))).read()
+        TinyImageNet(str(pack(tmp_path, kind, tiny(**{name: blob}), "t"))).read()
 
 
 @pytest.mark.parametrize("kind", ["zip", "tgz"])
@@ -170,7 +175,16 @@ def test_downsampled_imagenet_is_read_in_the_order_of_its_batches(tmp_path: Path
         ImageNetNpz(str(folder), side=9)
 
 
-@cases("arrays", "changes message")
-def test_downsampled_imagenet_with_invalid_arrays_is_refused(tmp_path: Path, changes: str, message: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        ("data", np.zeros((8, 100), np.uint8), r"array 'data' must be uint8 \[8, 192\], got uint8 \[8, 100\]"),
+        ("labels", np.zeros(8, int), "array 'labels' must be whole numbers from 1 on"),
+        ("labels", np.array([object()] * 8), "is not a readable .npz of plain arrays"),
+    ],
+)
+def test_downsampled_imagenet_with_invalid_arrays_is_refused(
+    tmp_path: Path, name: str, values: np.ndarray, message: str
+) -> None:
     with pytest.raises(DataError, match=message):
-        ImageNetNpz(str(npz(tmp_path / "a", **eval(changes))), side=8).read()
+        ImageNetNpz(str(npz(tmp_path / "a", **{name: values})), side=8).read()

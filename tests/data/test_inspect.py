@@ -53,10 +53,10 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert "encoded" not in size.network, "a small table's inputs are all encoded"
     large = replace(size, rows=20_000)
     assert (large.network["encoded"], replace(large, numbers=()).network.get("encoded")) == (numbers, None)
-    own, log = profile.dataset(), profile.dataset(log=False)
-    assert (own["normalise"], own["targets"], log["targets"]) == ("robust", "auto", "standardise")
-    assert own["source"]["name"] == "table" and "csv" not in own["source"], "keys with their defaults are left out"
-    assert dataset_of(**own).source == profile.source
+    plain, log = profile.dataset(), profile.dataset(log=False)
+    assert (plain["normalise"], plain["targets"], log["targets"]) == ("robust", "auto", "standardise")
+    assert plain["source"]["name"] == "table" and "csv" not in plain["source"], "keys with their defaults are left out"
+    assert dataset_of(**plain).source == profile.source
 
 
 def test_a_value_that_a_fifth_of_the_targets_have_is_remarked(tmp_path: Path) -> None:

@@ -1,4 +1,3 @@
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +7,7 @@ from PIL import Image
 
 from bdl_pipe.data.new_inputs import new_inputs
 from bdl_pipe.errors import DataError
-from tests.case_files import cases_of
+from tests.case_files import call, cases_of
 
 cases = cases_of(__file__)
 
@@ -43,28 +42,31 @@ def test_grey_files_get_three_equal_channels_for_a_colour_posterior(tmp_path: Pa
     np.testing.assert_array_equal(images, np.repeat(PIXELS[:1, None], 3, axis=1))
 
 
-def text(name: str, content: str) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        (folder / name).write_text(content)
-        return folder / name
-
-    return make
+def below(folder: Path, name: str = "") -> Path:
+    return folder / name
 
 
-def arrays(**named: Any) -> Callable[[Path], Path]:
-    def make(folder: Path) -> Path:
-        np.savez(folder / "n.npz", **named)
-        return folder / "n.npz"
-
-    return make
+def text(folder: Path, name: str, content: str) -> Path:
+    (folder / name).write_text(content)
+    return folder / name
 
 
-def image(folder: Path) -> Path:
+def numbers(folder: Path, values: list[list[float]]) -> Path:
+    np.savez(folder / "n.npz", x=np.array(values))
+    return folder / "n.npz"
+
+
+def pixels(folder: Path, name: str, images: int, height: int) -> Path:
+    np.savez(folder / "n.npz", **{name: PIXELS[:images, :height]})
+    return folder / "n.npz"
+
+
+def wide_image(folder: Path) -> Path:
     Image.new("L", (7, 4)).save(folder / "0.png")
     return folder
 
 
-@cases("refused", "make schema message")
-def test_bad_new_rows_are_refused(make: str, schema: str, message: str, tmp_path: Path) -> None:
+@cases("refused", "write kind message")
+def test_bad_new_rows_are_refused(write: str | list[Any], kind: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=message):
-        new_inputs(eval(make)(tmp_path), eval(schema))
+        new_inputs(call(globals(), write, tmp_path), {"table": TABLE, "image": GREY}[kind])

@@ -94,8 +94,8 @@ def test_moments_do_not_depend_on_the_size_of_chunks(fitted, monkeypatch: pytest
 
 def test_a_transform_restored_from_its_state_whitens_images_and_back(fitted) -> None:
     images, mean, std, flat, white = fitted
-    made = Transform("image", torch.from_numpy(mean), torch.from_numpy(std), white)
-    transform = Transform.from_state(made.state())
+    whitening = Transform("image", torch.from_numpy(mean), torch.from_numpy(std), white)
+    transform = Transform.from_state(whitening.state())
     assert transform.whitening is not None and transform.whitening.matrix.dtype == torch.float64
     expected = ((torch.from_numpy(flat) - white.centre) @ white.matrix).reshape(images.shape)
     torch.testing.assert_close(transform.inputs(images), expected.float(), atol=2e-4, rtol=0)

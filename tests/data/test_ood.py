@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,7 @@ from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders
 from pipeline.prepared.ood_sets import noise, to_shape
 from pipeline.prepared.transfer_sets import shared_rows
-from tests.case_files import cases_of
+from tests.case_files import cases_of, tupled
 from tests.preparing import bytes_of, loaded, prepare_at
 
 from . import archives as made
@@ -196,7 +197,9 @@ def test_sets_without_a_shared_class_or_rows_of_it_or_with_rows_of_the_fit_are_r
 
 
 @cases("transfer sets", "change rule")
-def test_a_wrong_transfer_set_is_refused_before_the_holdout_is_written(change: str, rule: str, folder: Path) -> None:
+def test_a_wrong_transfer_set_is_refused_before_the_holdout_is_written(
+    change: dict[str, Any], rule: str, folder: Path
+) -> None:
     with pytest.raises(ConfigError, match=rf"^datasets\.d\.{rule}"):
-        prepare_at(folder / "out", replace(IMAGES, **eval(change)))
+        prepare_at(folder / "out", replace(IMAGES, **tupled(change)))
     assert not (folder / "out/holdout").exists()

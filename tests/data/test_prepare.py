@@ -54,10 +54,10 @@ def test_a_search_partitions_the_rows_and_a_final_fit_joins_them(cifar: Path, tm
     assert (len(final.train), len(final.validation)) == (20, 0)
     together = np.concatenate([search.train.inputs, search.validation.inputs])
     np.testing.assert_array_equal(final.train.inputs, together)
-    written = made.images(20, (3, 32, 32))
-    assert {row.tobytes() for row in together} == {row.tobytes() for row in written}
+    pictures = made.images(20, (3, 32, 32))
+    assert {row.tobytes() for row in together} == {row.tobytes() for row in pictures}
     for row, label in zip(final.train.inputs, final.train.targets, strict=True):
-        assert label == next(i for i, w in enumerate(written) if (w == row).all()) % 10
+        assert label == next(i for i, w in enumerate(pictures) if (w == row).all()) % 10
     np.testing.assert_array_equal(holdout.test.inputs, made.images(10, (3, 32, 32), 1))
     assert final.classes == tuple(made.CIFAR10_NAMES) and final.input_shape == (3, 32, 32)
     for data in (search, final):  # each is normalised by its own training rows

@@ -16,7 +16,7 @@ from bdl_pipe.data.inspect.images import inspect_images
 from bdl_pipe.data.new_inputs import given_inputs, left_out, new_inputs
 from bdl_pipe.data.sources.images import read_images
 from bdl_pipe.errors import DataError
-from tests.case_files import cases_of
+from tests.case_files import call, cases_of
 
 from .pictures import two_classes as folder
 
@@ -27,19 +27,14 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (60, 6, 6), dtype=np.uint8)
 KINDS = np.arange(60) % 2
 
 
-def value_of(text: str) -> Any:
-    """Evaluate an expression of the file of cases."""
-    return eval(text, globals())
-
-
-def ink(mode: str, hidden: tuple[int, ...]) -> Image.Image:
+def ink(path: Path, mode: str, hidden: list[int]) -> None:
     """A black stroke on transparent pixels, which hide a colour."""
-    image = Image.new(mode, (6, 6), hidden)
+    image = Image.new(mode, (6, 6), tuple(hidden))
     image.paste((0,) * (len(hidden) - 1) + (255,), (2, 0, 4, 6))
-    return image
+    image.save(path)
 
 
-def palette(transparency: Any, path: Path) -> None:
+def palette(path: Path, transparency: int | bytes) -> None:
     image = Image.new("P", (6, 6), 0)
     image.putpalette([200, 0, 0, 0, 0, 0])
     image.paste(1, (2, 0, 4, 6))
@@ -50,9 +45,9 @@ STROKE = np.full((6, 6), 255, np.uint8)
 STROKE[:, 2:4] = 0
 
 
-@cases("transparent pixels", "make")
-def test_transparent_pixels_are_read_as_white_with_a_remark(make: str, tmp_path: Path) -> None:
-    value_of(make)(folder(tmp_path) / "a/z.png")
+@cases("transparent pixels", "write")
+def test_transparent_pixels_are_read_as_white_with_a_remark(write: list[Any], tmp_path: Path) -> None:
+    call(globals(), write, folder(tmp_path) / "a/z.png")
     for image in read_images([tmp_path / "a/z.png"])[0]:
         np.testing.assert_array_equal(image, STROKE)
     line = "1 images have transparent pixels, which are laid on white; the first is a/z.png"
@@ -70,25 +65,51 @@ def test_half_transparent_pixels_mix_with_white_and_opaque_pixels_are_kept(tmp_p
     np.testing.assert_array_equal(read_images([tmp_path / "opaque.png"])[0], pixels[..., :3].transpose(2, 0, 1))
 
 
-def film(path: Path) -> None:
-    GREY.save(path, save_all=True, append_images=[Image.new("L", (6, 6), 200)])
+def film(root: Path, name: str) -> None:
+    GREY.save(root / name, save_all=True, append_images=[Image.new("L", (6, 6), 200)])
 
 
-FILM = "1 images have several frames, and only one is read; the first is "
-LEFT = "left out, because only images of a known kind directly in a class's folder are read: "
+def grey(root: Path, name: str) -> None:
+    GREY.save(root / name)
 
 
-@cases("remarks", "add start")
-def test_unread_files_extra_frames_and_similar_classes_get_a_remark(add: str, start: str, tmp_path: Path) -> None:
-    value_of(add)(folder(tmp_path))
-    (remark,) = inspect_images(tmp_path).remarks
-    assert remark.startswith(value_of(start))
+def file(root: Path, name: str, content: str) -> None:
+    (root / name).write_text(content)
+
+
+def dead_link(root: Path, name: str) -> None:
+    (root / name).symlink_to(root / "gone.png")
+
+
+def deep_folder(root: Path) -> None:
+    folder(root / "a/deep")
+
+
+def rename(root: Path, names: dict[str, str]) -> None:
+    for name, other in names.items():
+        (root / name).rename(root / other)
+
+
+STARTS = {
+    "frames": "1 images have several frames, and only one is read; the first is ",
+    "left out": "left out, because only images of a known kind directly in a class's folder are read: ",
+    "classes": "'A' and 'a' are two classes",
+}
+
+
+@cases("remarks", "add remark end")
+def test_unread_files_extra_frames_and_similar_classes_get_a_remark(
+    add: str | list[Any], remark: str, end: str, tmp_path: Path
+) -> None:
+    call(globals(), add, folder(tmp_path))
+    (line,) = inspect_images(tmp_path).remarks
+    assert line.startswith(STARTS[remark] + end)
 
 
 def test_a_folder_val_beside_train_is_left_out_with_a_remark(tmp_path: Path) -> None:
     """huggingface/datasets#4839."""
     folder(tmp_path / "train"), folder(tmp_path / "val")
-    assert inspect_images(tmp_path).remarks == [LEFT + "val"]
+    assert inspect_images(tmp_path).remarks == [STARTS["left out"] + "val"]
 
 
 @pytest.mark.parametrize("name", ["z.jfif", "z.jpe", "z.JPG", "z.PNG"])
@@ -121,7 +142,7 @@ def test_a_class_may_be_called_train_or_test(name: str, tmp_path: Path) -> None:
 def test_damaged_frames_after_the_first_get_a_remark(tmp_path: Path) -> None:
     """Pillow reads the first frame, and raises a SyntaxError, TypeError or KeyError when it counts the others."""
     path = folder(tmp_path) / "a/z.tif"
-    film(path)
+    film(tmp_path, "a/z.tif")
     start = bytearray(path.read_bytes())
     first = int.from_bytes(start[4:8], "little")  # the directory of the first frame
     entries = int.from_bytes(start[first : first + 2], "little")
@@ -131,7 +152,7 @@ def test_damaged_frames_after_the_first_get_a_remark(tmp_path: Path) -> None:
     path.write_bytes(bytes(start))
     with pytest.raises(Exception), Image.open(path) as image:  # noqa: B017 — any
         assert image.n_frames
-    assert inspect_images(tmp_path).remarks == [FILM + "a/z.tif"]
+    assert inspect_images(tmp_path).remarks == [STARTS["frames"] + "a/z.tif"]
 
 
 def test_arrays_that_are_not_read_get_a_remark(tmp_path: Path) -> None:
@@ -148,24 +169,42 @@ def test_left_out_lists_the_files_of_a_folder_that_are_not_predicted(tmp_path: P
 
 
 @cases("refused folders", "change message")
-def test_a_folder_with_a_wrong_file_or_class_is_refused(change: str, message: str, tmp_path: Path) -> None:
-    value_of(change)(folder(tmp_path))
+def test_a_folder_with_a_wrong_file_or_class_is_refused(change: list[Any], message: str, tmp_path: Path) -> None:
+    call(globals(), change, folder(tmp_path))
     with pytest.raises(DataError, match=message):
         inspect_images(tmp_path)
 
 
 @cases("folders without images", "parts message")
-def test_the_error_of_a_folder_without_images_shows_its_contents(parts: str, message: str, tmp_path: Path) -> None:
-    for part in value_of(parts):
+def test_the_error_of_a_folder_without_images_shows_its_contents(
+    parts: list[str], message: str, tmp_path: Path
+) -> None:
+    for part in parts:
         (tmp_path / part).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / part).touch()
     with pytest.raises(DataError, match=message):
         inspect_images(tmp_path)
 
 
-@cases("arrays", "arrays message")
-def test_bad_arrays_are_refused_with_a_cure(arrays: str, message: str, tmp_path: Path) -> None:
-    np.savez(tmp_path / "t.npz", **value_of(arrays))
+ARRAYS = {
+    "pixels": PIXELS,
+    "shares": PIXELS / 255,
+    "64 bits": PIXELS.astype(int),
+    "16 bits": PIXELS.astype(np.uint16) * 256,
+    "four channels": np.stack([PIXELS] * 4, 3),
+    "labels": KINDS,
+    "objects": KINDS.astype(object),
+    "columns": np.eye(2)[KINDS],
+    "gaps": np.array(["", "dog"])[KINDS],
+    "bytes": np.array([b"cat", b"dog"])[KINDS],
+}
+
+
+@cases("arrays", "names pixels labels message")
+def test_bad_arrays_are_refused_with_a_cure(
+    names: list[str], pixels: str, labels: str, message: str, tmp_path: Path
+) -> None:
+    np.savez(tmp_path / "t.npz", **{names[0]: ARRAYS[pixels], names[1]: ARRAYS[labels]})
     with pytest.raises(DataError, match=message):
         inspect_images(tmp_path / "t.npz")
 
@@ -188,10 +227,23 @@ def test_images_of_a_request_are_read_in_every_accepted_shape() -> None:
         np.testing.assert_array_equal(given_inputs(rows, SCHEMA), PIXELS[:, None])
 
 
-@cases("requests", "rows message")
-def test_invalid_images_of_a_request_are_refused(rows: str, message: str) -> None:
+REQUESTS: dict[str, tuple[Any, str]] = {
+    "epigramai/tfserving-python-predict-client#2": (PIXELS / 255, "got float64 from 0 to 1; save"),
+    "beyond 255": (PIXELS.astype(int) + 300, "scale it to 0…255"),
+    "nulls": (np.array([[None] * 6] * 6), "must be uint8 images, got object"),
+    "an empty list": ([], "must be uint8 images, got float64"),
+    "no image": (PIXELS[:0], "must have at least one image, got none"),
+    "ragged lists": ([[[1, 2], [3]]], "must be images of one shape, got lists of several lengths"),
+    "masked pixels": (np.ma.array(PIXELS, mask=PIXELS > 9), "got masked ones; pass images.filled"),
+    "another size": (PIXELS[:, :4], r"must have shape \[1, 6, 6\], got \[1, 4, 6\]"),
+    "a table": (pd.DataFrame({"x": [1]}), "must be images of whole numbers, got DataFrame"),
+}
+
+
+@pytest.mark.parametrize(("rows", "message"), REQUESTS.values(), ids=REQUESTS)
+def test_invalid_images_of_a_request_are_refused(rows: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"the input: .*{message}"):
-        given_inputs(value_of(rows), SCHEMA)
+        given_inputs(rows, SCHEMA)
 
 
 def test_a_table_of_a_request_must_name_its_columns() -> None:

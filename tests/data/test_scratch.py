@@ -40,12 +40,12 @@ def large(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def frame(count: int = 400) -> pd.DataFrame:
     g = np.random.default_rng(0)
-    made = pd.DataFrame(g.normal(5, 3, (count, 3)), columns=["a", "b", "c"])
-    made["kind"] = g.choice(["x", "y", "z"], count)
-    made["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(g.integers(0, 900, count), unit="D")
-    made.loc[::7, "b"] = np.nan
-    made["y"] = made["a"] + (made["kind"] == "x") + g.normal(size=count)
-    return made
+    frame = pd.DataFrame(g.normal(5, 3, (count, 3)), columns=["a", "b", "c"])
+    frame["kind"] = g.choice(["x", "y", "z"], count)
+    frame["day"] = pd.Timestamp("2020-01-01") + pd.to_timedelta(g.integers(0, 900, count), unit="D")
+    frame.loc[::7, "b"] = np.nan
+    frame["y"] = frame["a"] + (frame["kind"] == "x") + g.normal(size=count)
+    return frame
 
 
 COLUMNS = {"a": "number", "b": "number", "c": "number", "kind": "category", "day": "date"}
@@ -79,11 +79,11 @@ def test_a_large_array_is_mapped_from_a_file_without_a_name(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     values = np.arange(600.0).reshape(100, 6)
     index = np.random.default_rng(0).permutation(100)[:70]
-    found = scratch.taken(values, index)
-    assert isinstance(found, np.memmap) and not any(tmp_path.iterdir()), "its file has no name"
-    np.testing.assert_array_equal(found, values[index])
+    rows = scratch.taken(values, index)
+    assert isinstance(rows, np.memmap) and not any(tmp_path.iterdir()), "its file has no name"
+    np.testing.assert_array_equal(rows, values[index])
     opened = len(os.listdir("/proc/self/fd"))
-    del found
+    del rows
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) < opened, "its file is closed with it"
 
@@ -105,9 +105,9 @@ def test_texts_of_several_lines_are_read_whole_across_blocks(
     with path.open("w", newline="") as file:
         lines = [("a", "text", "y"), *((i, text, i) for i, text in enumerate(texts))]
         csv.writer(file, lineterminator=end).writerows(lines)
-    found = open_table(path)
-    assert found["y"].to_pylist() == [str(i) for i in range(count)]
-    assert Cells.of(found, "text", "t.csv").texts().to_pylist() == [text.replace(end, "\n").strip() for text in texts]
+    opened = open_table(path)
+    assert opened["y"].to_pylist() == [str(i) for i in range(count)]
+    assert Cells.of(opened, "text", "t.csv").texts().to_pylist() == [text.replace(end, "\n").strip() for text in texts]
 
 
 def test_a_large_csv_file_is_read_in_pieces_with_the_types_of_all_rows(

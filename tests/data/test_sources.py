@@ -95,10 +95,10 @@ def test_images_of_stl10_are_read_column_by_column(tmp_path: Path) -> None:
     assert raw.classes == tuple(made.STL10_NAMES)
 
 
-@cases("malformed", "changed rule")
-def test_malformed_files_of_stl10_are_refused(changed: str, rule: str, tmp_path: Path) -> None:
+@cases("malformed", "member content rule")
+def test_malformed_files_of_stl10_are_refused(member: str, content: int | list[int], rule: str, tmp_path: Path) -> None:
     with pytest.raises(DataError, match=rule):
-        STL10.parse(stl10_archive(tmp_path, **eval(changed)))
+        STL10.parse(stl10_archive(tmp_path, **{member: bytes(content)}))
 
 
 def test_the_copies_in_packages_have_the_published_shapes_and_values() -> None:

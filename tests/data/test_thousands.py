@@ -51,16 +51,16 @@ def test_numbers_that_may_be_wrong_by_a_thousand_are_refused_with_both_cures(tmp
     path.write_text("\n".join([header, "812" + first[5:], *rest]) + "\n")
     with pytest.raises(DataError) as caught:
         column(path)
-    found = re.search(r"column 'people': (.{5}) may be (.{5}) or (.{4}); say which with (.*)", str(caught.value))
-    assert found is not None
-    text, small, large, cures = found.groups()
+    parts = re.search(r"column 'people': (.{5}) may be (.{5}) or (.{4}); say which with (.*)", str(caught.value))
+    assert parts is not None
+    text, small, large, cures = parts.groups()
     assert text[1] == point and float(small) * 1000 == float(large) == float(text.replace(point, ""))
     assert cures == f"--decimal {point} or --thousands {point}"
     other = "," if point == "." else "."
-    for said, scale in ({"decimal": point}, 1e-3), ({"thousands": point}, 1):
-        options = {"decimal": said.get("decimal", other), "thousands": said.get("thousands")}
+    for option, scale in ({"decimal": point}, 1e-3), ({"thousands": point}, 1):
+        options = {"decimal": option.get("decimal", other), "thousands": option.get("thousands")}
         right = pd.read_csv(path, sep=";", **options)["people"]
-        np.testing.assert_array_equal(column(path, **said), right)
+        np.testing.assert_array_equal(column(path, **option), right)
         assert np.median(right) == pytest.approx(scale * np.median(POPULATION), rel=0.05)
 
 
@@ -76,10 +76,10 @@ FORMS = [("{:,}", ","), ("{:,}", ";"), ("{:.}", ";"), ("{:'}", ","), ("{: }", "\
 @pytest.mark.parametrize(("form", "separator"), FORMS)
 def test_separators_of_thousands_are_read_as_pandas_reads_them(tmp_path: Path, form: str, separator: str) -> None:
     path = written(tmp_path / "a.csv", form, separator)
-    said = {"thousands": form[2]}
+    option = {"thousands": form[2]}
     decimal = "," if form[2] == "." else "."
     right = pd.read_csv(path, sep=separator, thousands=form[2], decimal=decimal)["people"].to_numpy(float)
-    np.testing.assert_array_equal(column(path, **said), right)
+    np.testing.assert_array_equal(column(path, **option), right)
     np.testing.assert_array_equal(right, POPULATION)
 
 
@@ -140,5 +140,5 @@ def test_a_column_that_only_lacks_options_names_them(tmp_path: Path, separator: 
     assert str(refused.value).endswith(f", or say {options}") == bool(options)
     if options:
         words = shlex.split(options)
-        said = dict(zip(("thousands", "decimal"), words[1::2], strict=True))
-        assert inspect_table(path, ["y"], "regression", **said).raw.train.inputs[:2, 0].tolist() == [1299.99, 12.5]
+        option = dict(zip(("thousands", "decimal"), words[1::2], strict=True))
+        assert inspect_table(path, ["y"], "regression", **option).raw.train.inputs[:2, 0].tolist() == [1299.99, 12.5]

@@ -68,7 +68,7 @@ def test_each_overlapping_set_of_wine_has_the_order_and_the_qualities_of_its_nam
     by_row: dict[tuple[float, ...], set[float]] = {}
     for row in values:
         by_row.setdefault(tuple(row[:-1]), set()).add(row[-1])
-    assert all(len(found) == 1 for found in by_row.values())
+    assert all(len(copies) == 1 for copies in by_row.values())
     for name, (rare, rest) in RULES.items():
         lines = [line.split(",") for line in (folder / f"winequality-red-{name}.dat").read_text().split()]
         mine = values[np.isin(values[:, -1], (rare, *rest))]
@@ -168,8 +168,8 @@ def test_targets_and_features_are_selected_by_name(tmp_path: Path) -> None:
 def test_a_file_of_another_size_than_its_set_is_refused(shape: tuple[int, int], tmp_path: Path) -> None:
     path = tmp_path / "y.csv"
     yacht(*shape).to_csv(path, index=False)
-    found = f"got {shape[0]} rows and {shape[1] - 1} features"
-    with pytest.raises(DataError, match=rf"y\.csv: the set yacht must have 308 rows and 6 features, {found}"):
+    shapes = f"got {shape[0]} rows and {shape[1] - 1} features"
+    with pytest.raises(DataError, match=rf"y\.csv: the set yacht must have 308 rows and 6 features, {shapes}"):
         sources.load(Uci("yacht", str(path)))
 
 

@@ -3,7 +3,6 @@
 import io
 import os
 import zipfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +17,13 @@ from bdl_pipe.data.sources.images import ImageFolder, Npz
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import DataError
-from tests.case_files import cases_of
+from tests.case_files import call, cases_of
 
 cases = cases_of(__file__)
 ROWS = 12
 TABLE = {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"}
 PIXELS = np.random.default_rng(0).integers(0, 256, (12, 5, 4, 3), dtype=np.uint8)
 KINDS = np.array(["b", "a", "c"] * 4)
-
-
-def value_of(text: str) -> Any:
-    """Evaluate an expression of the file of cases."""
-    return eval(text, {**globals(), "Uci": Uci, "zipfile": zipfile})
 
 
 def text_of(columns: dict[str, list[object]]) -> str:
@@ -49,12 +43,6 @@ def store(path: Path, columns: dict[str, list[object]]) -> Path:
 def good(**changes: list[object]) -> dict[str, list[object]]:
     numbers = {"a": [0.5 * i for i in range(ROWS)], "b": list(range(ROWS)), "y": [1.5 * i for i in range(ROWS)]}
     return {**numbers, "kind": ["dog", "cat", "eel"] * (ROWS // 3), **changes}
-
-
-def with_one(value: object, row: int, column: str = "a") -> dict[str, list[object]]:
-    columns = good()
-    columns[column][row - 1] = value
-    return columns
 
 
 def table(path: Path, target: str = "y", task: str = "regression", features: tuple[str, ...] = ("a", "b")) -> Table:
@@ -81,28 +69,70 @@ def test_labels_become_class_names_that_are_sorted_as_texts_or_as_numbers(tmp_pa
         assert raw.classes == ("2", "9", "10") and raw.train.targets[:3].tolist() == [2, 1, 0]
 
 
-def file(content: Any, *of: Any, suffix: str = ".csv") -> Callable[[Path], Table]:
-    """Return a function that writes columns, a text or bytes to a file, and returns it as a table."""
-
-    def write(path: Path) -> Table:
-        path = path.with_suffix(suffix)
-        if isinstance(content, dict):
-            return table(store(path, content), *of)
-        path.write_bytes(content if isinstance(content, bytes) else content.encode())
-        return table(path, *of)
-
-    return write
-
-
-def encoded(encoding: str) -> Callable[[Path], Table]:
+def encoded(path: Path, encoding: str) -> Table:
     """A table with é in its header, written in the given encoding."""
-    text = text_of({"é" if k == "b" else k: v for k, v in good().items()})
-    return file(text.encode(encoding), "y", "regression", ("a", "é"))
+    path.write_text(text_of({"é" if k == "b" else k: v for k, v in good().items()}), encoding=encoding)
+    return table(path, features=("a", "é"))
+
+
+def text(path: Path, content: str, suffix: str = ".csv") -> Table:
+    path.with_suffix(suffix).write_text(content)
+    return table(path.with_suffix(suffix))
+
+
+def changed(
+    path: Path,
+    columns: dict[str, list[object]],
+    target: str = "y",
+    task: str = "regression",
+    suffix: str = ".csv",
+    encoding: str = "utf-8",
+) -> Table:
+    """The good table with other columns, whose values are repeated."""
+    whole = good(**{name: [values[i % len(values)] for i in range(ROWS)] for name, values in columns.items()})
+    if suffix == ".csv":
+        path.write_text(text_of(whole), encoding=encoding)
+    else:
+        store(path.with_suffix(suffix), whole)
+    return table(path.with_suffix(suffix), target, task)
+
+
+def one(path: Path, value: object, row: int, column: str = "a", *of: str) -> Table:
+    """The good table with another value in one row."""
+    values = good()[column]
+    return changed(path, {column: [*values[: row - 1], value, *values[row:]]}, *of)
+
+
+def first_rows(path: Path, rows: int) -> Table:
+    return table(store(path, {name: values[:rows] for name, values in good().items()}))
+
+
+def long_text(path: Path) -> Table:
+    return one(path, "x" * 600, 4)
+
+
+def long_names(path: Path) -> Table:
+    return table(store(path, {"y": [1], **{f"{i}" * 90: [1] for i in range(9)}}))
+
+
+def a_folder(path: Path) -> Table:
+    path.mkdir()
+    return table(path)
+
+
+def uci_folder(path: Path) -> Uci:
+    path.with_suffix(".txt").mkdir()
+    return Uci("boston", str(path.with_suffix(".txt")))
+
+
+def below_a_file(path: Path) -> Table:
+    text(path, "a,b,y\n1,2,3\n")
+    return table(path / "t.csv")
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
 def test_utf_8_is_read_with_and_without_a_byte_order_mark(encoding: str, tmp_path: Path) -> None:
-    raw = sources.load(encoded(encoding)(tmp_path / "t.csv"))
+    raw = sources.load(encoded(tmp_path / "t.csv", encoding))
     assert raw.features == ("a", "é") and raw.train.inputs[3].tolist() == [1.5, 3]
 
 
@@ -115,9 +145,9 @@ def test_the_error_names_a_file_without_permission(name: str, tmp_path: Path) ->
         sources.load(table(path) if name == "t.csv" else Npz(str(path)))
 
 
-@cases("tables", "make message")
-def test_a_bad_table_is_refused_in_one_short_line(make: str, message: str, tmp_path: Path) -> None:
-    source = value_of(make)(tmp_path / "t.csv")
+@cases("tables", "write message")
+def test_a_bad_table_is_refused_in_one_short_line(write: str | list[Any], message: str, tmp_path: Path) -> None:
+    source = call(globals(), write, tmp_path / "t.csv")
     with pytest.raises(DataError, match=message) as caught:
         sources.load(source)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
@@ -156,9 +186,44 @@ def test_grey_images_have_one_channel_mixed_images_three_and_the_folder_test_has
     assert test.targets.tolist() == [1] and test.inputs[0, 0, 0, 0] == 7
 
 
-@cases("image folders", "make message")
-def test_a_bad_image_folder_is_refused_in_one_line(make: str, message: str, tmp_path: Path) -> None:
-    value_of(make)(tmp_path / "images")
+def nothing(root: Path) -> None:
+    """Leave out the folder."""
+
+
+def subfolder(root: Path, name: str = "") -> None:
+    (folder(root) / name if name else root).mkdir()
+
+
+def file(root: Path, name: str, content: str) -> None:
+    (folder(root) / name if name else root).write_text(content)
+
+
+def cut(root: Path, name: str, size: int) -> None:
+    path = folder(root) / name
+    path.write_bytes(path.read_bytes()[:size])
+
+
+def lone_picture(root: Path, name: str) -> None:
+    picture(root / name, fmt="PNG")
+
+
+def other_picture(root: Path, name: str, size: list[int], mode: str = "RGB") -> None:
+    picture(folder(root) / name, (size[0], size[1]), mode)
+
+
+def one_class(root: Path) -> None:
+    for i in range(12):
+        picture(root / "cat" / f"{i}.png")
+
+
+def unknown_class(root: Path) -> None:
+    folder(root / "train")
+    picture(root / "test/bat/1.png")
+
+
+@cases("image folders", "fill message")
+def test_a_bad_image_folder_is_refused_in_one_line(fill: str | list[Any], message: str, tmp_path: Path) -> None:
+    call(globals(), fill, tmp_path / "images")
     with pytest.raises(DataError, match=message) as caught:
         sources.load(ImageFolder(str(tmp_path / "images")))
     assert "\n" not in str(caught.value)
@@ -175,18 +240,40 @@ def test_an_npz_may_have_its_channels_last_or_first_and_test_arrays(tmp_path: Pa
     assert test.inputs.shape == (2, 1, 5, 4) and test.targets.tolist() == [2, 2]
 
 
-def bytes_of(at: int = 0, value: int = ord("P")) -> bytes:
+def damaged(path: Path, at: int, value: int, size: int | None = None) -> None:
     """A good archive with one byte changed, in the first member's header and in its entry of the list at the end."""
     sink = io.BytesIO()
     np.savez(sink, x=PIXELS, y=KINDS)
     blob = bytearray(sink.getvalue())
     blob[at] = blob[blob.index(b"PK\1\2") + at + (2 if at else 0)] = value
-    return bytes(blob)
+    path.write_bytes(bytes(blob)[:size])
+
+
+def no_array(path: Path) -> None:
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("x", b"no array")
+
+
+ARRAYS = {
+    "pixels": PIXELS,
+    "floats": PIXELS / 255,
+    "two channels": PIXELS[..., :2],
+    "low pixels": PIXELS[:, :3],
+    "no pixels": PIXELS[:, :0],
+    "kinds": KINDS,
+    "five kinds": KINDS[:5],
+    "halves": np.full(12, 0.5),
+    "zeros": np.zeros(12, int),
+    "objects": np.array([{}] * 12, dtype=object),
+}
 
 
 @cases("arrays", "content message")
-def test_a_bad_npz_is_refused(content: str, message: str, tmp_path: Path) -> None:
-    path, arrays = tmp_path / "d.npz", value_of(content)
-    np.savez(path, **arrays) if isinstance(arrays, dict) else arrays(path)
+def test_a_bad_npz_is_refused(content: dict[str, str] | str | list[Any], message: str, tmp_path: Path) -> None:
+    path = tmp_path / "d.npz"
+    if isinstance(content, dict):
+        np.savez(path, **{name: ARRAYS[array] for name, array in content.items()})
+    else:
+        call(globals(), content, path)
     with pytest.raises(DataError, match=message):
         sources.load(Npz(str(path)))

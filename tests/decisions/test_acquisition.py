@@ -42,14 +42,14 @@ def test_bald_equals_the_mutual_information_of_label_and_draw() -> None:
 
 
 def test_epig_equals_the_mean_mutual_information_of_two_labels(monkeypatch: pytest.MonkeyPatch) -> None:
-    own, theirs = drawn(5, 4, 3), drawn(5, 6, 3, "b")
-    p, q = own.exp().numpy(), theirs.exp().numpy()
+    candidates, theirs = drawn(5, 4, 3), drawn(5, 6, 3, "b")
+    p, q = candidates.exp().numpy(), theirs.exp().numpy()
     tables = [[np.einsum("sc,sk->ck", p[:, row], q[:, target]) / 5 for target in range(6)] for row in range(4)]
     by_hand = [np.mean([information(table) for table in of_row]) for of_row in tables]
-    whole = acquisition.epig(own, theirs)
+    whole = acquisition.epig(candidates, theirs)
     assert whole.numpy() == pytest.approx(by_hand, rel=1e-9)
     monkeypatch.setattr(acquisition, "_AT_ONCE", 110)  # in parts
-    assert torch.allclose(acquisition.epig(own, theirs), whole, atol=1e-12)
+    assert torch.allclose(acquisition.epig(candidates, theirs), whole, atol=1e-12)
 
 
 def test_batch_bald_maximises_the_information_of_the_whole_batch_greedily() -> None:
@@ -92,8 +92,8 @@ def test_expected_improvement_equals_its_integral(mean: float, deviation: float,
     density = stats.norm(mean, deviation).pdf
     edges = (max(best, mean - 12 * deviation), max(best, mean) + 12 * deviation)
     by_hand = integrate.quad(lambda f: (f - best) * density(f), *edges, epsabs=1e-14)[0]
-    found = acquisition.expected_improvement(torch.tensor([[[mean]]]), torch.tensor([[[deviation]]]), best)
-    assert float(found) == pytest.approx(by_hand, rel=1e-6, abs=1e-12)
+    improvement = acquisition.expected_improvement(torch.tensor([[[mean]]]), torch.tensor([[[deviation]]]), best)
+    assert float(improvement) == pytest.approx(by_hand, rel=1e-6, abs=1e-12)
 
 
 def test_expected_improvement_of_a_mixture_is_the_mean_over_its_parts() -> None:

@@ -30,8 +30,8 @@ class Arms:
         self._noisy = noisy
 
     def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> torch.Tensor:
-        found: GaussianFunctions = self._layer.posterior().functions(torch.from_numpy(candidates))
-        drawn = found.sample(draws, rng)[..., 0]
+        functions: GaussianFunctions = self._layer.posterior().functions(torch.from_numpy(candidates))
+        drawn = functions.sample(draws, rng)[..., 0]
         if self._noisy:  # the wrong variant: draws of rewards, not of their means
             drawn = drawn + NOISE**0.5 * torch.randn(drawn.shape, generator=rng.fold("noise").generator())
         return drawn
@@ -95,12 +95,12 @@ def exact_second_regret(noisy: bool) -> float:
 
 
 def mean_second_regret(noisy: bool, runs: int) -> tuple[float, float]:
-    found = []
+    regrets = []
     for run in range(runs):
         problem = TwoArms(2, Seed(0).fold("arms", run))
         play(problem, lambda *_: Arms(2, noisy), RULES["thompson"], Seed(0).fold("player", run))
-        found.append(problem.regret[1])
-    return float(np.mean(found)), float(np.std(found) / np.sqrt(runs))
+        regrets.append(problem.regret[1])
+    return float(np.mean(regrets)), float(np.std(regrets) / np.sqrt(runs))
 
 
 def test_thompson_sampling_has_its_exact_bayesian_regret() -> None:
@@ -144,8 +144,8 @@ def test_uniform_choices_have_regret_one_and_the_oracle_has_regret_zero() -> Non
         shares.append(play(problem, lambda *_: None, RULES["uniform"], Seed(seed))["regret"][-1][1])
     assert abs(np.mean(shares) - 1) < 4 * np.std(shares) / np.sqrt(30)
     problem = Wheel(delta=0.7, rounds=400).problem(Seed(0))
-    found = play(problem, lambda *_: None, RULES["oracle"], Seed(0))
-    assert found["regret"][-1][1] == 0 and found["simple_regret"] == [(385, 0.0)]
+    regret = play(problem, lambda *_: None, RULES["oracle"], Seed(0))
+    assert regret["regret"][-1][1] == 0 and regret["simple_regret"] == [(385, 0.0)]
 
 
 def test_the_regret_of_a_fixed_arm_equals_the_sum_by_hand() -> None:

@@ -161,12 +161,12 @@ def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: s
     noisy = covariance[new, new] + each.diag()
     gain = covariance[old, new] @ torch.linalg.inv(noisy)
     expected = mean[old] + gain @ (after - mean[new])
-    left = covariance[old, old] - gain @ covariance[new, old]
+    remaining = covariance[old, old] - gain @ covariance[new, old]
     for row in range(16, 24):
         belief.learn(rows[[row]], targets[[row]])
-    found = belief._updated.functions(inputs[None, old], rng=Seed(0))
-    assert torch.allclose(found.mean[0, 0, :, 0], expected, atol=2e-3)
-    assert torch.allclose(found.covariance[0, 0, 0], left, atol=2e-3 * float(covariance.diagonal().max()))
+    updated = belief._updated.functions(inputs[None, old], rng=Seed(0))
+    assert torch.allclose(updated.mean[0, 0, :, 0], expected, atol=2e-3)
+    assert torch.allclose(updated.covariance[0, 0, 0], remaining, atol=2e-3 * float(covariance.diagonal().max()))
     phi = before.features(inputs[new]).double()
     added = belief._updated.layer.precision - before.layer.precision
     assert torch.allclose(added, phi.mT @ (phi / each[:, None]), rtol=1e-5, atol=1e-6 * float(added.abs().max()))

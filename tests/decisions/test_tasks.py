@@ -137,11 +137,11 @@ def test_a_search_begins_on_a_plateau_and_leaves_it(rule: str, seed: int) -> Non
     far = np.argsort(grid[:, 0])[-20:]
     values = np.zeros(200)
     values[far] = grid[far, 0]
-    known = {row.tobytes(): value for row, value in zip(grid, values, strict=True)}
+    values_of = {row.tobytes(): value for row, value in zip(grid, values, strict=True)}
     plateau = grid[np.argsort(grid[:, 0])[:10]]
 
     def value(x: np.ndarray) -> np.ndarray:
-        return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
+        return np.array([values_of[row.tobytes()] for row in np.ascontiguousarray(x)])
 
     fit = Mock(side_effect=lambda rows, targets, rng: Agent(rule, "linear").fit(rows, targets, (), rng))
     problem = Search(value, plateau, 1.0, rounds=60, batch=6, candidates=100, rng=Seed(seed), grid=grid)
@@ -153,13 +153,13 @@ def test_a_search_begins_on_a_plateau_and_leaves_it(rule: str, seed: int) -> Non
 def test_rewards_that_leave_nothing_to_decide_and_missing_rewards_or_contexts_are_refused() -> None:
     contexts, rewards = np.random.default_rng(0).normal(size=(60, 2)), np.eye(3)[np.arange(60) % 3]
     missing = np.arange(180).reshape(60, 3) == 100
-    for bad, said in (
+    for bad, message in (
         ((contexts, np.zeros((60, 3))), "rewards must have a mean that differs between arms, got 0.0"),
         ((contexts, np.full((60, 3), 2.5)), "rewards must have a mean that differs between arms, got 2.5"),
         ((contexts, np.where(missing, np.nan, 1.0)), r"rewards must be finite, got \[nan\]"),
         ((np.where(missing[:, :2], np.nan, contexts), rewards), r"contexts must be finite, got \[nan\]"),
     ):
-        with pytest.raises(ConfigError, match=said):
+        with pytest.raises(ConfigError, match=message):
             Bandit(bad[0], bad[1], bad[1], 1, 2.0)
 
 
@@ -171,9 +171,9 @@ def test_a_failed_evaluation_is_refused_in_its_own_round(bad: float, first: bool
 
     def value(x: np.ndarray) -> np.ndarray:
         calls.append(len(x))
-        found = -np.square(x).sum(1)
-        found[0] = bad if first == (len(calls) == 1) else found[0]
-        return found
+        values = -np.square(x).sum(1)
+        values[0] = bad if first == (len(calls) == 1) else values[0]
+        return values
 
     start = np.random.default_rng(0).random((10, 2))
     problem = Search(value, start, 0.0, rounds=8, batch=4, candidates=20, rng=Seed(0))

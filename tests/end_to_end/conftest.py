@@ -102,8 +102,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Project:
         if not (place / "whole").exists():
             shutil.rmtree(place, ignore_errors=True)  # left by a failed attempt; this attempt shows its own error
             project = make(place / "tiny", PARAMS)
-            said = project.pipeline("repro", "-j", "2").stdout
-            assert "11 stages done" in said and "report: " in said and "| ensemble |" in said
+            output = project.pipeline("repro", "-j", "2").stdout
+            assert "11 stages done" in output and "report: " in output and "| ensemble |" in output
             project.git("add", "-A")
             project.git("commit", "-qm", "results")
             (place / "whole").touch()

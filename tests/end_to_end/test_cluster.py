@@ -121,9 +121,9 @@ def fits(folder: Path) -> dict[str, bytes]:
     """Read the fits that a command made, without records of seconds and dates."""
     paths = [path for path in (folder / "work/trajectory").rglob("*") if path.is_file()]
     others = ("identity.json", "digits-waits.run.json")
-    made = {path.name: path.read_bytes() for path in paths if path.name not in others}
-    assert any(name.endswith(".safetensors") for name in made), sorted(made)
-    return made
+    contents = {path.name: path.read_bytes() for path in paths if path.name not in others}
+    assert any(name.endswith(".safetensors") for name in contents), sorted(contents)
+    return contents
 
 
 def searched(verb: str, folder: Path) -> Any:

@@ -97,11 +97,11 @@ def test_the_slurm_script_runs_a_stage_and_requeues_a_terminated_job(taken: bool
         _until(lambda: list(project.folder.glob(".state/locks/trajectory/*.pid")), 120)
         time.sleep(2)
         script.send_signal(signal.SIGTERM)
-    said, _ = script.communicate(timeout=200)
-    told = (project.folder / "slurm.said").read_text()
-    assert script.returncode == 0, said
-    assert (f"scontrol requeue {number}" in told) == taken, said
-    assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file() != taken, said
+    output, _ = script.communicate(timeout=200)
+    log = (project.folder / "slurm.said").read_text()
+    assert script.returncode == 0, output
+    assert (f"scontrol requeue {number}" in log) == taken, output
+    assert (project.folder / "work/trajectory/boston-sgd/manifest.json").is_file() != taken, output
     _until(lambda: not _left(number), 30)
 
 
@@ -114,10 +114,10 @@ def _until(is_so: Callable[[], object], seconds: float) -> None:
 
 def _left(number: str) -> list[str]:
     """List the processes of the job's Ray that still run."""
-    found = []
+    words = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             line = " ".join(process.cmdline())
             if f"/tmp/ray-{number}" in line and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(line)
-    return found
+                words.append(line)
+    return words

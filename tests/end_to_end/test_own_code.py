@@ -34,11 +34,11 @@ def only(raw: dict[str, Any], dataset: str, keys: tuple[str, ...], **changes: An
 
 def repro(project: Project, on_a_worker: str) -> tuple[str, list[dict[str, str]]]:
     """Run a stage on a worker, then all stages; check that nothing is left to do; return the output and the rows."""
-    said = project.pipeline("repro", on_a_worker, env={"BDL_EXECUTOR": "ray"}).stdout
-    said += project.pipeline("repro").stdout
+    output = project.pipeline("repro", on_a_worker, env={"BDL_EXECUTOR": "ray"}).stdout
+    output += project.pipeline("repro").stdout
     assert "nothing to do" in project.pipeline("repro").stdout and "up to date" in project.dvc("status")
     with open(project.folder / "report/comparison.csv") as file:
-        return said, list(csv.DictReader(file))
+        return output, list(csv.DictReader(file))
 
 
 def read(project: Project, run: str, code: int = 0) -> "subprocess.CompletedProcess[str]":
@@ -51,8 +51,8 @@ def test_a_users_network_and_weights_run_through_the_whole_graph(tmp_path: Path)
     project = make(tmp_path / "tiny", "")
     own_network.write_own(project.folder)
     (project.folder / "params.yaml").write_text(yaml.safe_dump(raw))
-    said, rows = repro(project, "trajectory@digits-on")  # a worker is sent the file
-    assert "pretrained: scores are too good if" in said
+    output, rows = repro(project, "trajectory@digits-on")  # a worker is sent the file
+    assert "pretrained: scores are too good if" in output
     assert {row["method"] for row in rows if row["set"] == "test"} == {"deterministic", "kfac_laplace"}
 
     assert read(project, "digits-mine-deterministic").stdout.strip() == "Categorical (3, 10) 1.0"
@@ -66,8 +66,8 @@ def test_plugins_of_all_kinds_run_through_the_whole_graph(tmp_path: Path) -> Non
     raw = only(plugin_stages.with_plugins(), "stripes", ("stripes",))
     project = make(tmp_path / "tiny", "")
     plugin_stages.write(project.folder, raw)
-    said, rows = repro(project, "trajectory@stripes-sgd")  # a worker has to import the plugins, too
-    assert "2 stages done" in said and "4 stages done" in said
+    output, rows = repro(project, "trajectory@stripes-sgd")  # a worker has to import the plugins, too
+    assert "2 stages done" in output and "4 stages done" in output
     of_digits = {(row["score"], row["metric"]) for row in rows if (row["set"], row["name"]) == ("ood", "digits")}
     assert {("max_prob", "auroc"), ("top_margin", "auroc"), ("top_margin", "fpr95")} <= of_digits
     (accuracy,) = (row for row in rows if row["set"] == "test" and row["metric"] == "accuracy")

@@ -28,8 +28,8 @@ def machine(folder: Path, url: str, more: str = "") -> Project:
 def test_a_second_machine_takes_stored_results_and_runs_the_missing_stages(finished: Project, tmp_path: Path) -> None:
     first, second = (machine(tmp_path / name, str(tmp_path / "store")) for name in ("first", "second"))
     assert "3 stages done" in first.pipeline("repro", "student@boston-deterministic").stdout
-    said = second.pipeline("repro", BOSTON).stdout
-    assert "1 of 4 stages to run" in said and "[1/1] evaluate@boston-deterministic: done" in said
+    output = second.pipeline("repro", BOSTON).stdout
+    assert "1 of 4 stages to run" in output and "[1/1] evaluate@boston-deterministic: done" in output
     assert artifacts(second) == artifacts(first) and artifacts(second).items() <= artifacts(finished).items()
     assert "nothing to do" in first.pipeline("repro", "student@boston-deterministic").stdout
     assert "nothing to do: all 4 results" in first.pipeline("repro", BOSTON).stdout, "taken, and not run"
@@ -59,23 +59,23 @@ def test_a_remote_that_cannot_be_used_is_refused_before_any_work(tmp_path: Path,
     project = machine(tmp_path / "one", str(tmp_path / "file/store"))
     if not remote:
         (project.folder / ".dvc/config.local").unlink()
-    said = project.pipeline("repro", "prepare@boston", code=2).stderr
+    output = project.pipeline("repro", "prepare@boston", code=2).stderr
     rule = "has no default remote" if not remote else "the DVC remote store"
-    assert said.startswith("repro: BDL_REMOTE=on: ") and rule in said and said.count("\n") == 1
+    assert output.startswith("repro: BDL_REMOTE=on: ") and rule in output and output.count("\n") == 1
     assert not (project.folder / "work/prepare").exists()
 
 
 def leaks(folder: Path, texts: dict[str, bytes]) -> list[str]:
     """The files below a folder, and the texts, that hold a key; Parquet is read, as it compresses."""
     keys = [IDENTIFIER.encode(), SECRET.encode()]
-    found = [name for name, text in texts.items() if any(key in text for key in keys)]
+    leaks = [name for name, text in texts.items() if any(key in text for key in keys)]
     for path in folder.rglob("*"):
         if path.is_file() and not path.is_symlink():
             text = path.read_bytes()
             if path.suffix == ".parquet":
                 text += str(pyarrow.parquet.read_table(path).to_pylist()).encode()
-            found += [str(path.relative_to(folder))] if any(key in text for key in keys) else []
-    return found
+            leaks += [str(path.relative_to(folder))] if any(key in text for key in keys) else []
+    return leaks
 
 
 @pytest.mark.soak
@@ -84,13 +84,13 @@ def test_a_remote_on_s3_works_and_no_output_or_file_holds_its_keys(tmp_path: Pat
         more = f"    endpointurl = {environment['AWS_ENDPOINT_URL']}\n    region = us-east-1\n"
         more += f"    access_key_id = {IDENTIFIER}\n    secret_access_key = {SECRET}\n"
         first, second = (machine(tmp_path / name, "s3://bdl/x", more) for name in ("first", "second"))
-        said = first.pipeline("repro", BOSTON, env={"BDL_TRACKING": "on", **KEYS}).stdout
+        output = first.pipeline("repro", BOSTON, env={"BDL_TRACKING": "on", **KEYS}).stdout
         taken = second.pipeline("repro", BOSTON, env=KEYS).stdout
         stored = buckets.files(s3, "bdl")
-    assert "4 stages done" in said and "nothing to do" in taken
+    assert "4 stages done" in output and "nothing to do" in taken
     assert artifacts(second) == artifacts(first)
     for project in (first, second):
         (project.folder / ".dvc/config.local").unlink()  # This file had the keys.
-    assert stored and leaks(tmp_path, {"first": said.encode(), "second": taken.encode(), **stored}) == []
+    assert stored and leaks(tmp_path, {"first": output.encode(), "second": taken.encode(), **stored}) == []
     (tmp_path / "first/planted").write_text(f"key={SECRET}")
     assert leaks(tmp_path, {"line": IDENTIFIER.encode()}) == ["line", "first/planted"]

@@ -104,10 +104,10 @@ def test_dvc_and_the_pipeline_find_the_same_stages_out_of_date(project: Project)
 
     def found() -> set[str]:
         lines = project.pipeline("status").stdout.splitlines()[:-1]
-        own = {line.split(": ")[0] for line in lines if "has to run first" not in line}
+        first = {line.split(": ")[0] for line in lines if "has to run first" not in line}
         project.dvc("repro", "sources")
-        assert stale_for_dvc(project) == own
-        return own
+        assert stale_for_dvc(project) == first
+        return first
 
     for unread in ("src/bdl_pipe/coresets/vbpc/closed_form.py", "pipeline/work/display.py", "pipeline/cli.py"):
         project.edit(unread, *WORD)
@@ -130,13 +130,13 @@ def test_a_new_method_makes_only_its_stages_and_the_report_out_of_date(project: 
     project.edit("params.yaml", "methods:\n", f"{plugin}\nmethods:\n  {params}\n")
     row = "  new: {dataset: digits, method: snapshots, setting: small, seeds: 2, input: trajectory/digits-sgd}\n"
     project.edit("params.yaml", "runs:\n", "runs:\n" + row)
-    own = {"student@new", "evaluate@new", "scores@new", "report"}
-    assert stale(project) == own
-    assert stale_for_dvc(project) == {*own, "sources"}
+    stages = {"student@new", "evaluate@new", "scores@new", "report"}
+    assert stale(project) == stages
+    assert stale_for_dvc(project) == {*stages, "sources"}
     project.dvc("repro", "sources")
-    assert stale_for_dvc(project) == own
-    said = project.pipeline("repro").stdout
-    assert "4 of 14 stages to run" in said and "| snapshots |" in said
+    assert stale_for_dvc(project) == stages
+    output = project.pipeline("repro").stdout
+    assert "4 of 14 stages to run" in output and "| snapshots |" in output
     assert stale_for_dvc(project) == set()
 
 
@@ -194,12 +194,12 @@ def test_of_two_commands_one_runs_a_stage_and_the_other_takes_the_result(tmp_pat
         both = [project.start(sys.executable, "-m", "pipeline", "repro", "trajectory@boston-sgd") for _ in range(2)]
         for process in both:
             read_until(process, "trajectory@boston-sgd: waiting for process 12345, which runs this stage")
-    said = ""
+    output = ""
     for process in both:
         out, error = process.communicate()
         assert process.returncode == 0, (out, error)
-        said += out
-    assert said.count("trajectory@boston-sgd: done") == 1 and "trajectory@boston-sgd: is up to date" in said
+        output += out
+    assert output.count("trajectory@boston-sgd: done") == 1 and "trajectory@boston-sgd: is up to date" in output
     assert stale(project).isdisjoint({"prepare@boston", "trajectory@boston-sgd"})
 
 
@@ -218,8 +218,8 @@ def test_an_altered_result_is_found_and_made_again(project: Project) -> None:
 def test_a_stage_that_comes_out_the_same_and_another_spelling_of_a_command_run_no_stage_again(project: Project) -> None:
     """A comment in the trajectory's module: it is made again with the same bytes, and nothing below it is."""
     project.edit("src/bdl_pipe/trajectory/sgd.py", *WORD)
-    said = project.pipeline("repro").stdout
-    assert "2 stages done" in said and "came out up to date" in said
+    output = project.pipeline("repro").stdout
+    assert "2 stages done" in output and "came out up to date" in output
     assert stale_for_dvc(project) == set() and stale(project) == set()
     project.edit("dvc.yaml", "exec python -m stages prepare", "exec python -m  stages prepare")
     assert stale_for_dvc(project) == {"prepare@boston", "prepare@digits"}
@@ -253,8 +253,8 @@ def test_a_failed_run_prints_its_own_results_and_not_the_old_report(project: Pro
     needing = "evaluate@digits-ensemble, report, scores@digits-ensemble, student@digits-ensemble"
     assert f"not run, because a stage that they need failed: {needing}\n" in done.stderr
     assert "| deterministic |" in done.stdout and "| ensemble |" not in done.stdout
-    said = " ".join(done.stdout.split())
-    assert "1 of 2 runs are not in this comparison: digits-ensemble: trajectory@digits-sgd failed: " in said
+    output = " ".join(done.stdout.split())
+    assert "1 of 2 runs are not in this comparison: digits-ensemble: trajectory@digits-sgd failed: " in output
     assert "report: " not in done.stdout, "the page is of other numbers"
     assert (project.folder / "report/comparison.md").read_text() == older
 
@@ -265,8 +265,8 @@ def test_a_plain_dvc_repro_plays_an_added_decision_and_updates_the_report(projec
     task = "task: {name: optimisation, function: branin, evaluations: 3, candidates: 20}"
     with open(project.folder / "params.yaml", "a") as file:
         file.write(f"decisions: {{valley: {{{task}, {agents}}}}}\n")
-    said = project.dvc("repro")
-    ran = [line.split("'")[1] for line in said.splitlines() if line.startswith("Running stage")]
+    output = project.dvc("repro")
+    ran = [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
     assert ran == ["sources", "decide@valley", "report"]
     assert '<section id="valley">' in (project.folder / "report/explore.html").read_text()
     assert "up to date" in project.dvc("status")

@@ -61,24 +61,24 @@ print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in r
 """
     project.edit("params.yaml", "figures_dpi: 110", "figures_dpi: 90")
     project.pipeline("repro", env={"BDL_TRACKING": "on"})
-    found = json.loads(project.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
-    assert found.keys() == {"digits-ensemble", "boston-deterministic"}
+    imported = json.loads(project.run(sys.executable, "-c", text, env={"BDL_TRACKING": "on"}).stdout)
+    assert imported.keys() == {"digits-ensemble", "boston-deterministic"}
     with open(project.folder / "report/comparison.csv") as file:
         rows = [r for r in csv.DictReader(file) if r["dataset"] == "boston" and r["set"] == "test"]
     nll = {(r["split"], r["seed"]): float(r["value"]) for r in rows if r["metric"] == "nll"}
-    metrics, params = found["boston-deterministic"]
+    metrics, params = imported["boston-deterministic"]
     assert metrics["nll"] == pytest.approx(sum(nll.values()) / len(nll), rel=1e-4)
     assert {"nll_se", "rmse", "fit_seconds", "parameters"} <= metrics.keys()
     assert params["network"] == "mlp 16" and params["seeds"] == "2"
-    assert {"auroc_mnist5k", "corrupted_accuracy", "augrc", "ece_adaptive_p"} <= found["digits-ensemble"][0].keys()
+    assert {"auroc_mnist5k", "corrupted_accuracy", "augrc", "ece_adaptive_p"} <= imported["digits-ensemble"][0].keys()
     assert {"augrc", "augrc_se", "quantile_error", "width_at_90"} <= metrics.keys()
 
 
 def test_a_changed_hyperparameter_makes_only_its_branch_out_of_date(project: Project) -> None:
     project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 4}")
-    said = project.pipeline("repro").stdout
-    assert "5 of 11 stages to run" in said
-    assert "digits" not in "".join(line for line in said.splitlines() if ": started" in line)
+    output = project.pipeline("repro").stdout
+    assert "5 of 11 stages to run" in output
+    assert "digits" not in "".join(line for line in output.splitlines() if ": started" in line)
     assert "up to date" in project.dvc("status")
 
 
@@ -146,8 +146,8 @@ def test_the_ray_executor_repeats_the_bits_and_an_interrupt_leaves_no_process(pr
 def test_a_hyperparameter_of_vbpc_is_read_only_by_vbpcs_coresets_and_runs() -> None:
     """In the project's own graph, whose stages read the same params for DVC (test_plan.py)."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
-    own = {f"coreset@{k}" for k, row in raw["coresets"].items() if row["method"] == "vbpc"}
-    own |= {f"student@{k}" for k, row in raw["runs"].items() if row["method"] == "vbpc"}
+    coresets = {f"coreset@{k}" for k, row in raw["coresets"].items() if row["method"] == "vbpc"}
+    coresets |= {f"student@{k}" for k, row in raw["runs"].items() if row["method"] == "vbpc"}
     before = plan(typed(copy.deepcopy(raw)))
     raw["methods"]["vbpc"]["gamma"] = 12345.0
-    assert {name for name, stage in plan(typed(raw)).items() if stage.params != before[name].params} == own
+    assert {name for name, stage in plan(typed(raw)).items() if stage.params != before[name].params} == coresets

@@ -1,7 +1,8 @@
 """Bad input: the kind of error that scikit-learn's users expect, with the rule and the value."""
 
 import warnings
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -30,11 +31,6 @@ def holed(values: Any, row: int, value: Any) -> Any:
     return changed
 
 
-def value_of(text: str, **names: Any) -> Any:
-    """Evaluate an expression of the file of cases."""
-    return eval(text, {**globals(), "scipy": scipy, **names})
-
-
 class ArrowColumn:
     """A column that other packages read by Arrow's interface alone, as a Series of polars is."""
 
@@ -42,16 +38,55 @@ class ArrowColumn:
         return pa.chunked_array([[1.0, 2.0]]).__arrow_c_stream__(requested_schema)
 
 
-@cases("rows and targets", "model x y message")
-def test_a_fit_refuses_invalid_rows_and_targets(model: str, x: str, y: str, message: str) -> None:
+ROWS: dict[str, Any] = {
+    "x": X,
+    "nine": X[:9],
+    "a frame of nine": pd.DataFrame(X[:9]),
+    "infinite": holed(X, 4, np.inf),
+    "ones": np.ones((60, 2)),
+    "a name twice": pd.DataFrame(X, columns=["a", "b", "a "]),
+    "images": np.zeros((60, 8, 8), np.uint8),
+    "images of two channels": np.zeros((60, 8, 8, 2), np.uint8),
+    "images of float64": np.zeros((60, 8, 8)),
+    "a series": pd.Series(Y),
+    "a column of Arrow": ArrowColumn(),
+    "sparse": scipy.sparse.csr_matrix(X),
+}
+TARGETS: dict[str, Any] = {
+    "y": Y,
+    "labels": LABELS,
+    "59": Y[:-1],
+    "59 labels": LABELS[:-1],
+    "nan": holed(Y, 2, np.nan),
+    "inf": holed(Y, 2, np.inf),
+    "a label missing": holed(LABELS.astype(object), 2, None),
+    "a text missing": pd.Series(LABELS, dtype="string").where(Y < 9).mask(np.arange(60) == 4),
+    "one class": np.repeat("up", 60),
+    "ones": np.ones(60),
+    "none": None,
+    "nine": Y[:9],
+    "days": pd.Timestamp("2024-01-01") + pd.to_timedelta(Y, "D"),
+    "beyond a float64": 2**60 + (9 * Y).astype(np.int64),
+    "intervals": pd.cut(Y, 3),
+    "years": np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")),
+    "truths": Y > 0,
+    "masked": np.ma.masked_array(Y, np.arange(60) == 0),
+    "masked classes": np.ma.masked_array(1.0 * (Y > 0), np.arange(60) == 0),
+    "a gap of Arrow": pa.array([None, *Y[1:]]),
+}
+
+
+@cases("rows and targets", "method task rows targets message")
+def test_a_fit_refuses_invalid_rows_and_targets(method: str, task: str, rows: str, targets: str, message: str) -> None:
+    model = {"regression": BayesianRegressor, "classification": BayesianClassifier}[task](method)
     with pytest.raises((ValueError, TypeError), match=message):  # TypeError: scikit-learn's for sparse rows
-        value_of(model).fit(value_of(x), value_of(y))
+        model.fit(ROWS[rows], TARGETS[targets])
 
 
 @cases("parameters", "parameters message")
-def test_a_fit_refuses_invalid_parameters(parameters: str, message: str) -> None:
+def test_a_fit_refuses_invalid_parameters(parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        BayesianRegressor(**{"method": "linear", **value_of(parameters)}).fit(X, Y)
+        BayesianRegressor(**{"method": "linear", **parameters}).fit(X, Y)
 
 
 @pytest.mark.parametrize("model", [REGRESSOR, CLASSIFIER])
@@ -63,26 +98,74 @@ def test_an_estimator_that_is_not_fitted_raises_not_fitted_error(model: Any) -> 
             ask(X)
 
 
+class Fitted(NamedTuple):
+    table: BayesianRegressor
+    images: BayesianClassifier
+    classes: BayesianClassifier
+
+
 @pytest.fixture(scope="module")
-def fitted() -> dict[str, Any]:
+def fitted() -> Fitted:
     images = np.random.default_rng(0).integers(0, 255, (60, 8, 8)).astype(np.uint8)
-    return {
-        "model": BayesianRegressor("linear").fit(FRAME, Y),
-        "of_images": BayesianClassifier("boosting", override={"rounds": 2}).fit(images, LABELS),
-        "of_classes": BayesianClassifier("linear").fit(X, LABELS),
-    }
+    return Fitted(
+        table=BayesianRegressor("linear").fit(FRAME, Y),
+        images=BayesianClassifier("boosting", override={"rounds": 2}).fit(images, LABELS),
+        classes=BayesianClassifier("linear").fit(X, LABELS),
+    )
 
 
-@cases("calls", "call message")
+CALLS: list[tuple[Callable[[Fitted], Any], str]] = [
+    (lambda fitted: fitted.table.predict(FRAME.assign(d=1.0)), "Feature names unseen at fit time:\n- d"),
+    (lambda fitted: fitted.table.predict(FRAME.drop(columns="b")), "now missing:\n- b"),
+    (lambda fitted: fitted.table.predict(X[:, :2]), "X has 2 features, but BayesianRegressor is expecting 3 features"),
+    (lambda fitted: fitted.table.predict(np.zeros((3, 8, 8), np.uint8)), "X has 8 features, but"),
+    (lambda fitted: fitted.table.predict(np.zeros((2, 3, 8, 8), np.uint8)), "X: must be rows of columns, as in fit"),
+    (lambda fitted: fitted.table.predict(FRAME.assign(b="x")), "X: column 'b' must be numeric, got 'x' in row 1"),
+    (
+        lambda fitted: fitted.table.predict(FRAME.iloc[0]),
+        r"X: must be a frame of columns, .*X.to_frame\(\).T for one row",
+    ),
+    (lambda fitted: fitted.table.predict(FRAME[:0]), "X: must have at least 1 row, got 0"),
+    (lambda fitted: fitted.table.predict_interval(FRAME, 90), r"level must be in \(0, 1\), got 90"),
+    (
+        lambda fitted: fitted.table.predict_interval(FRAME, conformal=True),
+        "conformal must be set before fit: BayesianRegressor",
+    ),
+    (lambda fitted: fitted.table.joint(FRAME, 7), "rows must divide the 60 rows of X, got 7"),
+    (lambda fitted: fitted.table.sample(FRAME, 0), "draws must be > 0, got 0"),
+    (lambda fitted: fitted.table.log_prob(FRAME, np.stack([Y, Y], 1)), "y must have 1 outputs, as in fit, got 2"),
+    (
+        lambda fitted: fitted.images.predict(np.zeros((2, 9, 8), np.uint8)),
+        r"images must have shape \[1, 8, 8\], as in fit, got \[1, 9, 8\]",
+    ),
+    (lambda fitted: fitted.images.predict(X), "X: must be images, as in fit"),
+    (
+        lambda fitted: fitted.classes.log_prob(X, np.repeat("left", 60)),
+        "y: must be classes of fit, got 'left' in row 1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "message"), CALLS)
 def test_a_fitted_estimator_refuses_other_columns_shapes_and_invalid_arguments(
-    call: str, message: str, fitted: dict[str, Any]
+    call: Callable[[Fitted], Any], message: str, fitted: Fitted
 ) -> None:
     with pytest.raises(ValueError, match=message), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an array after a frame: scikit-learn warns first
-        value_of(call, **fitted)
+        call(fitted)
+
+
+ESTIMATORS = {"a classifier": CLASSIFIER}
 
 
 @cases("comparisons", "methods options message")
-def test_a_comparison_refuses_invalid_methods_folds_and_tasks(methods: str, options: str, message: str) -> None:
+def test_a_comparison_refuses_invalid_methods_folds_and_tasks(
+    methods: str | list[str] | dict[str, str], options: dict[str, Any], message: str
+) -> None:
+    chosen: Any = methods
+    if isinstance(methods, list):
+        chosen = [ESTIMATORS.get(name, name) for name in methods]
+    if isinstance(methods, dict):
+        chosen = {key: ESTIMATORS.get(name, name) for key, name in methods.items()}
     with pytest.raises(ValueError, match=message):
-        compare(X, Y, value_of(methods), **value_of(options))
+        compare(X, Y, chosen, **options)

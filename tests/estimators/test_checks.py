@@ -40,10 +40,10 @@ def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
     def marked(case: Any) -> ParameterSet:
         values, marks = (case.values, case.marks) if isinstance(case, ParameterSet) else (case, ())
-        own = re.fullmatch(
+        match = re.fullmatch(
             r"check_((classifiers|regressors)_train|fit_idempotent|methods_sample_order_invariance)", named(values[1])
         )
-        return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * (own is None)])
+        return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * (match is None)])
 
     def named(check: Any) -> str:
         return str(checks.kwargs["ids"](check))

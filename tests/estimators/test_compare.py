@@ -56,12 +56,12 @@ def test_reliability_of_regression_is_the_share_of_targets_in_intervals(regressi
     inside = {level: [] for level in (0.5, 0.9)}
     for train, test in KFold(3).split(X):
         model = BayesianRegressor("linear").fit(X[train], Y[train])
-        for level, found in inside.items():
+        for level, scores in inside.items():
             low, high = model.predict_interval(X[test], level)
-            found += ((low <= Y[test]) & (Y[test] <= high)).tolist()
+            scores += ((low <= Y[test]) & (Y[test] <= high)).tolist()
     line = regression.reliability["linear"]
-    for level, found in inside.items():
-        assert line.seen[np.isclose(line.said, level)] == pytest.approx(np.mean(found), abs=1e-9)
+    for level, scores in inside.items():
+        assert line.seen[np.isclose(line.said, level)] == pytest.approx(np.mean(scores), abs=1e-9)
 
 
 def test_a_comparison_of_classes_has_the_scores_of_classification(classes: Comparison) -> None:
@@ -83,21 +83,21 @@ def test_a_trajectory_of_two_methods_is_fitted_once_per_fold(monkeypatch: pytest
         return grouped(stage, config, *rest)
 
     monkeypatch.setattr(fitting, "grouped", counted)
-    found = compare(X, Y, ["swa", "swag"], cv=2, pace=0.01)
+    comparison = compare(X, Y, ["swa", "swag"], cv=2, pace=0.01)
     assert sorted(fitted) == ["SgdConfig"] * 2 + ["SwaConfig"] * 2 + ["SwagConfig"] * 2
     alone = compare(X, Y, {"swag": BayesianRegressor("swag", pace=0.01), "linear": "linear"}, cv=2)
-    assert found.table.loc["swag", "nll"] == alone.table.loc["swag", "nll"]  # the same bits
-    assert (found.table["fit_seconds"] > 0).all()
+    assert comparison.table.loc["swag", "nll"] == alone.table.loc["swag", "nll"]  # the same bits
+    assert (comparison.table["fit_seconds"] > 0).all()
 
 
 @pytest.mark.slow
 def test_methods_of_one_and_of_all_seeds_of_a_trajectory_equal_their_separate_fits() -> None:
     names = ["swag", "multi_swag"]  # in either order, the second must not take the trajectories of the first
     for order in (names, names[::-1]):
-        found = compare(X, Y, order, cv=2, pace=0.01)
+        comparison = compare(X, Y, order, cv=2, pace=0.01)
         for name in names:
             alone = compare(X, Y, {name: BayesianRegressor(name, pace=0.01), "constant": "constant"}, cv=2)
-            assert found.table.loc[name, "nll"] == alone.table.loc[name, "nll"]
+            assert comparison.table.loc[name, "nll"] == alone.table.loc[name, "nll"]
     fitted = [BayesianRegressor(name, pace=0.01).fit(X, Y).fitted_.parts[0].posterior for name in names]
     assert [len(posterior.tensors["head.bias"]) for posterior in fitted] == [20, 3 * 7]
 
@@ -109,24 +109,24 @@ def test_estimators_are_compared_under_their_given_names() -> None:
 
 @pytest.mark.parametrize("which", ["regression", "classes"])
 def test_a_comparison_draws_its_figures_and_shows_its_table(which: str, request: pytest.FixtureRequest) -> None:
-    found = request.getfixturevalue(which)
-    for drawing in (found.plot_reliability(), found.plot_cost()):
+    comparison = request.getfixturevalue(which)
+    for drawing in (comparison.plot_reliability(), comparison.plot_cost()):
         assert isinstance(drawing, Drawing) and "linear" in drawing.alt
         assert drawing._repr_html_().startswith("<svg")
-    html = found._repr_html_()
-    assert html.count("<tr") == 4 and "±" in html and found.verdict in html and "NLL" in html
-    assert "linear" in repr(found)
+    html = comparison._repr_html_()
+    assert html.count("<tr") == 4 and "±" in html and comparison.verdict in html and "NLL" in html
+    assert "linear" in repr(comparison)
 
 
 def test_without_matplotlib_the_error_names_what_to_install(
     regression: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    own = builtins.__import__
+    real_import = builtins.__import__
 
     def without(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
         if level and "figures" in (fromlist or ()):
             raise ModuleNotFoundError("No module named 'matplotlib'", name="matplotlib")
-        return own(name, globals, locals, fromlist, level)
+        return real_import(name, globals, locals, fromlist, level)
 
     monkeypatch.setattr(builtins, "__import__", without)
     with pytest.raises(ImportError, match=r"plots need matplotlib: pip install 'bdl-pipe\[figures\]'"):

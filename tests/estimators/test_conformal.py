@@ -66,8 +66,8 @@ def test_conformal_sets_equal_their_definition_by_counting() -> None:
 
 def test_the_likely_classes_are_the_fewest_that_reach_the_level() -> None:
     probabilities = torch.tensor([[0.5, 0.3, 0.2], [0.05, 0.05, 0.9], [0.4, 0.4, 0.2]])
-    found = conformal.likely_classes(Categorical(probabilities.log()[None]), 0.75)
-    assert found.tolist() == [[True, True, False], [False, False, True], [True, True, False]]
+    classes = conformal.likely_classes(Categorical(probabilities.log()[None]), 0.75)
+    assert classes.tolist() == [[True, True, False], [False, False, True], [True, True, False]]
 
 
 def test_the_parts_of_cross_conformal_hold_every_row_once() -> None:
@@ -121,8 +121,8 @@ def test_a_regressor_calibrates_the_groups_of_a_column(how: str, tmp_path: Path)
         np.testing.assert_array_equal(again.predict_interval(new, 0.9, conformal=True), (low, high))
     if how == "split":  # the folder of a fit with all its groups answers by them, too
         kept = load_predictor(tmp_path / "kept")
-        written = summary.predictions(kept, model._rows(new), ("y",), rng=address(tmp_path / "kept"))
-        np.testing.assert_array_equal((written["conformal_lower"], written["conformal_upper"]), (low, high))
+        stored = summary.predictions(kept, model._rows(new), ("y",), rng=address(tmp_path / "kept"))
+        np.testing.assert_array_equal((stored["conformal_lower"], stored["conformal_upper"]), (low, high))
     by_number = BayesianRegressor("constant", conformal=how, groups=1).fit(frame, y)
     two = new.iloc[:2]
     np.testing.assert_array_equal(by_number.predict_interval(two, 0.9, conformal=True), (low[:2], high[:2]))
@@ -144,8 +144,10 @@ def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str, 
 
     def sets(groups: Any) -> np.ndarray:
         model = BayesianClassifier("constant", conformal=how, groups=groups).fit(x, y)
-        found: np.ndarray = model.predict_set(rows, 0.9, conformal=True)[:, [model.classes_.tolist().index("rarely")]]
-        return found[:, 0]
+        has_class: np.ndarray = model.predict_set(rows, 0.9, conformal=True)[
+            :, [model.classes_.tolist().index("rarely")]
+        ]
+        return has_class[:, 0]
 
     assert sets(None).tolist() == [False, False]
     assert sets(1).tolist() == [False, True], "nine in ten of the rows without `often` need it"
@@ -157,8 +159,8 @@ def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str, 
         model = BayesianClassifier("constant", conformal=how, groups="class").fit(x, y)
         model.save(tmp_path / "kept")
         kept, names = load_predictor(tmp_path / "kept"), [str(name) for name in model.classes_]
-        written = summary.predictions(kept, model._rows(rows), names, rng=address(tmp_path / "kept"))
-        assert all("rarely" in members.split("|") for members in written["set"])
+        stored = summary.predictions(kept, model._rows(rows), names, rng=address(tmp_path / "kept"))
+        assert all("rarely" in members.split("|") for members in stored["set"])
 
 
 REPEATS = {"split": 60, "cross": 50}

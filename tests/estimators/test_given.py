@@ -16,11 +16,9 @@ from bdl_pipe import BayesianClassifier, BayesianRegressor, compare
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.estimators import given
 from bdl_pipe.estimators.targets import Targets
-from tests.case_files import cases_of
 from tests.tables import houses
 from tests.torch_modes import float64_as_the_default
 
-cases = cases_of(__file__)
 NUMBERS = np.random.default_rng(3).normal(size=(60, 3))
 TARGETS = NUMBERS @ [1.0, 2.0, -1.0] + 0.1 * np.random.default_rng(4).normal(size=60)
 HIGH = TARGETS > 0
@@ -79,8 +77,8 @@ def test_an_array_keeps_a_column_that_counts_the_rows_and_a_frame_does_not() -> 
     with pytest.warns(UserWarning, match="left out: column a: it counts the rows"):
         model = BayesianRegressor("linear").fit(pd.DataFrame(counted, columns=["a", "b"]), y)
     assert model.left_out_ == {"a": "it counts the rows"} and model.n_features_in_ == 2
-    said = BayesianRegressor("linear", columns={"a": "number"})
-    assert said.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
+    forced = BayesianRegressor("linear", columns={"a": "number"})
+    assert forced.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
 
 
 def test_the_kind_of_a_column_can_be_set() -> None:
@@ -94,9 +92,9 @@ def test_a_gap_or_a_category_unseen_in_fit_is_accepted_with_a_warning() -> None:
     holed = X.astype({"area": float}).copy()
     holed.loc[3, "area"] = np.nan
     with pytest.warns(UserWarning, match="area: a gap in 1 rows, but fit had no gaps: taken as the median of fit"):
-        found = model.predict(holed)
+        predictions = model.predict(holed)
     filled = holed.assign(area=holed["area"].fillna(float(model.fitted_.predictor().transform.encoding.medians[0])))
-    np.testing.assert_array_equal(found, model.predict(filled))
+    np.testing.assert_array_equal(predictions, model.predict(filled))
     with pytest.warns(UserWarning, match="made_of: a category that the fitted file did not have, in 120 rows"):
         model.predict(X.assign(made_of="straw"))
 
@@ -242,18 +240,38 @@ def test_categories_of_polars_are_read_as_texts() -> None:
     np.testing.assert_array_equal(viewed, plain)
 
 
-@cases("values", "values kind")
-def test_arrays_of_types_that_arrow_does_not_know_are_read(values: Any, kind: str) -> None:
-    values = eval(values)
+UNUSUAL_ARRAYS: dict[str, tuple[np.ndarray, str]] = {  # name -> values, kind of their column
+    "months": (np.datetime64("2024-01") + np.arange(60) * 7 % 50, "date"),
+    "hours": (np.datetime64("2024-01-01T07") + np.arange(60) * 7 % 50, "date"),
+    "long doubles": (NUMBERS[:, 0].astype(np.longdouble), "number"),
+    "texts of NumPy 2": (NUMBERS[:, 0].astype(str).astype(np.dtypes.StringDType()), "number"),
+    "bytes of UTF-8": (np.array([text.encode() for text in ("é", "b", "c")] * 20), "category"),
+}
+
+
+@pytest.mark.parametrize(("values", "kind"), UNUSUAL_ARRAYS.values(), ids=UNUSUAL_ARRAYS)
+def test_arrays_of_types_that_arrow_does_not_know_are_read(values: np.ndarray, kind: str) -> None:
     model = BayesianRegressor("linear").fit(values[:, None], TARGETS)
     assert [column.kind for column in model.fitted_.columns] == [kind]
     assert kind != "category" or "é" in model.fitted_.columns[0].values
     assert np.isfinite(model.predict(values[:, None])).all()
 
 
-@cases("labels", "labels")
+@pytest.mark.parametrize(
+    "labels",
+    [
+        pa.array(HIGH.astype(int).astype(str)),
+        pa.array(HIGH),
+        pa.array(HIGH.astype(str)).dictionary_encode(),
+        pa.chunked_array([pa.array(HIGH.astype(str))]),
+        HIGH.astype(object),
+        HIGH.astype(int).astype(object),
+        pd.Series(HIGH.astype(int), dtype="Int64"),
+        pd.Series(HIGH, dtype="boolean"),
+        HIGH.astype(str).astype(np.dtypes.StringDType()),
+    ],
+)
 def test_labels_of_other_types_and_libraries_give_the_same_classifier(labels: Any) -> None:
-    labels = eval(labels)
     expected = BayesianClassifier("linear").fit(NUMBERS, HIGH)
     model = BayesianClassifier("linear").fit(NUMBERS, labels)
     np.testing.assert_array_equal(model.predict_proba(NUMBERS), expected.predict_proba(NUMBERS))

@@ -49,11 +49,11 @@ def test_the_runs_of_a_method_equal_the_runs_that_add_writes(name: str, method: 
     size = SIZES[name]
     raw = merge(METHODS_ALONE, overlay_of("data", own(size), size, [METHODS[method]], 1))
     params = typed(raw)
-    written = {key: run for key, run in params.runs.items() if run.spec.dataset == "data"}
+    runs_of_data = {key: run for key, run in params.runs.items() if run.spec.dataset == "data"}
     runs = plan(method, size)
-    assert {(run.kind, run.key) for run in runs} == written.keys()
+    assert {(run.kind, run.key) for run in runs} == runs_of_data.keys()
     for run in runs:
-        theirs = written[run.kind, run.key]
+        theirs = runs_of_data[run.kind, run.key]
         assert run.config == theirs.config and run.method is theirs.method
         assert dict(run.sources) == dict(theirs.sources) and run.seeds == theirs.spec.seeds
     assert runs[-1].kind == "student"
@@ -84,10 +84,10 @@ def test_every_method_is_planned_or_refused_in_one_line(name: str, method: str) 
     try:
         runs = plan(method, SIZES[name])
     except UserError as refusal:
-        said = str(refusal)
-        assert re.match(r"^(method|rows|methods\.[\w.]+) (must|is missing)", said), said
-        assert isinstance(refusal, ValueError) and "\n" not in said
-        assert METHODS[method] not in offered(SIZES[name]), said
+        message = str(refusal)
+        assert re.match(r"^(method|rows|methods\.[\w.]+) (must|is missing)", message), message
+        assert isinstance(refusal, ValueError) and "\n" not in message
+        assert METHODS[method] not in offered(SIZES[name]), message
     else:
         assert runs[-1].method is METHODS[method]
 

@@ -28,8 +28,8 @@ def test_a_saved_regressor_is_read_back_with_the_same_predictions(conformal: str
         intervals = (one.predict_interval(X, conformal=True) for one in (again, model))
         np.testing.assert_array_equal(*intervals)
     predictor = load_predictor(tmp_path / "kept")
-    found = next(predictor.batches(model._rows(X), rng=stored_address(tmp_path / "kept")))[1]
-    np.testing.assert_array_equal(found.mean[:, 0].numpy(), model.predict(X))
+    predictive = next(predictor.batches(model._rows(X), rng=stored_address(tmp_path / "kept")))[1]
+    np.testing.assert_array_equal(predictive.mean[:, 0].numpy(), model.predict(X))
     assert (predictor.recalibration is not None) == (conformal == "split")
 
 
@@ -99,10 +99,10 @@ def test_made_from_is_empty_for_a_method_of_the_data_alone_and_after_loading(tmp
 
 def test_made_from_has_no_runs_of_other_methods_on_the_same_folds() -> None:
     """``compare`` hands one store of runs to all methods; each takes its own runs out of it."""
-    made: dict[int, FittedRuns] = {}
+    fits: dict[int, FittedRuns] = {}
     for method, expected in (("deterministic", {"sgd"}), ("swa", {"iterates"}), ("linear", set())):
         model = BayesianRegressor(method, pace=PACE)
-        model._fit(NUMBERS, np.asarray(TARGETS), made)
+        model._fit(NUMBERS, np.asarray(TARGETS), fits)
         assert model.made_from_.keys() == expected
-    assert len(made[0]) == 5
+    assert len(fits[0]) == 5
     assert compare(NUMBERS, TARGETS, ["deterministic", "linear"], cv=2, pace=PACE).verdict

@@ -56,11 +56,11 @@ def _problem(case: Case, seen: Counter[str]) -> str:
         case.work()
     except UserError as error:
         seen["refused"] += 1
-        said = str(error)
-        if "\n" in said or len(said) >= LONGEST or not said.isprintable():
-            return f"refused, but not in one short line: {said[:600]!r} ({len(said)} characters)"
-        if not any(name in said for name in case.names):
-            return f"refused without naming one of {sorted(case.names)[:8]}: {said}"
+        message = str(error)
+        if "\n" in message or len(message) >= LONGEST or not message.isprintable():
+            return f"refused, but not in one short line: {message[:600]!r} ({len(message)} characters)"
+        if not any(name in message for name in case.names):
+            return f"refused without naming one of {sorted(case.names)[:8]}: {message}"
         return ""
     except Exception as error:
         where = traceback.extract_tb(error.__traceback__)[-3:]

@@ -101,16 +101,16 @@ def hurt(folder: Path, rng: random.Random) -> str:
     """Damage one file of an artifact; describe the damage."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     path = rng.choice([*files, folder / artifacts.MANIFEST])
-    how = rng.choice(["bytes", "bytes", "bytes", "gone", "folder", "exchanged", "value", "value"])
-    about = f"{how} at {path.relative_to(folder)}"
-    if how == "value" and path.suffix == ".json":
+    damage = rng.choice(["bytes", "bytes", "bytes", "gone", "folder", "exchanged", "value", "value"])
+    about = f"{damage} at {path.relative_to(folder)}"
+    if damage == "value" and path.suffix == ".json":
         content = json.loads(path.read_text())
         return f"{about}: {_other_value(path, content, rng)}"
-    if how == "exchanged":
+    if damage == "exchanged":
         path.write_bytes(rng.choice(files).read_bytes())
-    elif how in ("gone", "folder"):
+    elif damage in ("gone", "folder"):
         path.unlink()
-        if how == "folder":
+        if damage == "folder":
             path.mkdir()
     else:
         blob, more = wounded(path.read_bytes(), rng)

@@ -54,16 +54,16 @@ def consistent(raw: Raw) -> None:
 
 def wounded(blob: bytes, rng: random.Random) -> tuple[bytes, str]:
     """Bytes as a bad disk, download or tool leaves them, and a description of the damage."""
-    how = rng.choice(
+    damage = rng.choice(
         ["flip", "flip", "flip", "many", "cut", "empty", "zeros", "insert", "drop", "tail", "twice", "text"]
     )
     spot = rng.randrange(len(blob)) if blob else 0
     end = min(len(blob), spot + rng.choice([1, 4, 50]))
-    if how in ("flip", "many"):
+    if damage in ("flip", "many"):
         damaged = bytearray(blob)
-        for at in [spot] if how == "flip" else [rng.randrange(len(blob)) for _ in range(40)]:
+        for at in [spot] if damage == "flip" else [rng.randrange(len(blob)) for _ in range(40)]:
             damaged[at] ^= 1 << rng.randrange(8)
-        return bytes(damaged), f"{how} at {spot}"
+        return bytes(damaged), f"{damage} at {spot}"
     changed = {
         "cut": blob[:spot],
         "empty": b"",
@@ -74,7 +74,7 @@ def wounded(blob: bytes, rng: random.Random) -> tuple[bytes, str]:
         "twice": blob + blob,
         "text": b"<html>404</html>",
     }
-    return changed[how], f"{how} at {spot}"
+    return changed[damage], f"{damage} at {spot}"
 
 
 def columns(rng: random.Random) -> dict[str, list[str]]:
@@ -87,14 +87,14 @@ def columns(rng: random.Random) -> dict[str, list[str]]:
     }
     for _ in range(rng.choice([0, 1, 1, 2])):
         name, value = rng.choice([*cells]), rng.choice(VALUES)
-        how = rng.choice(["cell", "cell", "column", "name", "gone"])
-        if how == "cell":
+        damage = rng.choice(["cell", "cell", "column", "name", "gone"])
+        if damage == "cell":
             cells[name][rng.randrange(ROWS)] = value
-        elif how == "column":
+        elif damage == "column":
             cells[name] = [value] * ROWS
         else:
             values = cells.pop(name)
-            cells |= {rng.choice([value, "a ", "A", "a", "input:a"]): values} if how == "name" else {}
+            cells |= {rng.choice([value, "a ", "A", "a", "input:a"]): values} if damage == "name" else {}
     return cells
 
 
@@ -113,25 +113,25 @@ def table_source(path: Path, rng: random.Random) -> Table | Uci:
 def csv_bytes(rng: random.Random) -> tuple[bytes, str]:
     cells = columns(rng)
     lines = [",".join(cells), *(",".join(row) for row in zip(*cells.values(), strict=True))]
-    how = rng.choice(["good", "good", "good", "ragged", "encoding", "separator", "ends", "no rows", "wounded"])
+    damage = rng.choice(["good", "good", "good", "ragged", "encoding", "separator", "ends", "no rows", "wounded"])
     text = "\n".join(lines) + "\n"
-    if how == "ragged":
+    if damage == "ragged":
         line = rng.randrange(len(lines))
         lines[line] += rng.choice([",1", ",", ";", '"'])
         text = "\n".join(lines)
-    elif how == "encoding":
+    elif damage == "encoding":
         encoding = rng.choice(ENCODINGS)
         return text.encode(encoding, "replace"), f"CSV in {encoding}"
-    elif how == "separator":
+    elif damage == "separator":
         text = text.replace(",", rng.choice([";", "\t", " ", "|"]))
-    elif how == "ends":
+    elif damage == "ends":
         text = text.replace("\n", rng.choice(["\r\n", "\r", "\n\n"]))
-    elif how == "no rows":
+    elif damage == "no rows":
         text = "\n".join(lines[: rng.randrange(3)])
-    elif how == "wounded":
+    elif damage == "wounded":
         blob, about = wounded(text.encode(), rng)
         return blob, f"CSV, {about}"
-    return text.encode(), f"CSV, {how}"
+    return text.encode(), f"CSV, {damage}"
 
 
 def parquet_bytes(rng: random.Random) -> tuple[bytes, str]:
@@ -153,16 +153,16 @@ def parquet_bytes(rng: random.Random) -> tuple[bytes, str]:
         "nothing": lambda values: pa.nulls(ROWS),
         "bool": lambda values: pa.array([i % 2 == 0 for i in range(ROWS)]),
     }
-    made, about = list[pa.Array](), list[str]()
+    arrays, about = list[pa.Array](), list[str]()
     for name, values in cells.items():
         usual = "text" if name == "kind" else "number"
         kind = usual if rng.random() < 0.65 else rng.choice([*kinds])
-        made.append(kinds[kind](values))
+        arrays.append(kinds[kind](values))
         about.append(kind)
     sink = io.BytesIO()
-    pyarrow.parquet.write_table(pa.Table.from_arrays(made, names=[*cells]), sink)
-    blob, how = (sink.getvalue(), "whole") if rng.random() < 0.6 else wounded(sink.getvalue(), rng)
-    return blob, f"Parquet of {about}, {how}"
+    pyarrow.parquet.write_table(pa.Table.from_arrays(arrays, names=[*cells]), sink)
+    blob, damage = (sink.getvalue(), "whole") if rng.random() < 0.6 else wounded(sink.getvalue(), rng)
+    return blob, f"Parquet of {about}, {damage}"
 
 
 def _is_number(text: str) -> bool:
@@ -240,7 +240,7 @@ def test_inspection_preparation_and_prediction_agree_on_any_table(tmp_path: Path
             frame = pd.DataFrame(cells)
             frame.to_csv(tmp_path / "t.csv", index=False, quoting=csv.QUOTE_ALL)
             frame.to_parquet(tmp_path / "t.parquet")
-            found = []
+            faults = []
             for name in ("t.csv", "t.parquet"):
                 profile = inspect_table(tmp_path / name, ["y"])
                 raw = checked(profile.source.read())
@@ -254,8 +254,8 @@ def test_inspection_preparation_and_prediction_agree_on_any_table(tmp_path: Path
                 np.testing.assert_array_equal(new[0], new[2])
                 if not profile.without_target:
                     np.testing.assert_array_equal(new[0], raw.train.inputs)
-                found.append((raw.columns, raw.classes, raw.train.targets.tolist()))
-            assert found[0] == found[1]
+                faults.append((raw.columns, raw.classes, raw.train.targets.tolist()))
+            assert faults[0] == faults[1]
 
         return Case(f"{cells}", work, [str(tmp_path), "the input"])
 
@@ -294,8 +294,8 @@ def npz_bytes(rng: random.Random) -> tuple[bytes, str]:
         sink = io.BytesIO()
         with zipfile.ZipFile(sink, "w") as file:
             file.writestr(rng.choice(["x.npy", "x", "x.txt"]), rng.choice([b"", b"\x93NUMPY", b"no array"]))
-    blob, how = (sink.getvalue(), "whole") if rng.random() < 0.7 else wounded(sink.getvalue(), rng)
-    return blob, f"npz of {'; '.join(about)}, {how}"
+    blob, damage = (sink.getvalue(), "whole") if rng.random() < 0.7 else wounded(sink.getvalue(), rng)
+    return blob, f"npz of {'; '.join(about)}, {damage}"
 
 
 def test_a_damaged_npz_is_read_consistently_or_refused(tmp_path: Path) -> None:
@@ -314,18 +314,18 @@ def picture(rng: random.Random) -> tuple[bytes, str]:
     formats = [fmt for fmt in ("PNG", "TIFF", "JPEG", "GIF", "WEBP") if _writes(mode, fmt)]
     sink, fmt = io.BytesIO(), rng.choice(formats)
     Image.new(mode, size).save(sink, fmt)
-    blob, how = (sink.getvalue(), "whole") if rng.random() < 0.8 else wounded(sink.getvalue(), rng)
-    return blob, f"{mode} {size} {fmt} {how}"
+    blob, damage = (sink.getvalue(), "whole") if rng.random() < 0.8 else wounded(sink.getvalue(), rng)
+    return blob, f"{mode} {size} {fmt} {damage}"
 
 
 def _writes(mode: str, fmt: str) -> bool:
-    known = {
+    schemas = {
         "PNG": {"RGB", "L", "1", "P", "RGBA", "LA", "I;16"},
         "JPEG": {"RGB", "L", "CMYK"},
         "GIF": {"RGB", "L", "1", "P"},
         "WEBP": {"RGB", "RGBA", "L"},
     }
-    return mode in known.get(fmt, {mode})
+    return mode in schemas.get(fmt, {mode})
 
 
 def image_folder(root: Path, rng: random.Random) -> str:
@@ -341,23 +341,23 @@ def image_folder(root: Path, rng: random.Random) -> str:
     files = sorted(path for path in root.rglob("*.png"))
     for _ in range(rng.choice([0, 1, 1, 3])):
         path = rng.choice(files)
-        how = rng.choice(["other", "other", "other", "gone", "folder", "loop", "class", "empty class", "file class"])
-        about.append(f"{how} at {path.relative_to(root)}")
-        if how == "other":
+        damage = rng.choice(["other", "other", "other", "gone", "folder", "loop", "class", "empty class", "file class"])
+        about.append(f"{damage} at {path.relative_to(root)}")
+        if damage == "other":
             blob, more = picture(rng)
             about.append(more)
             path.unlink(missing_ok=True) if not path.is_dir() else path.rmdir()
             path.write_bytes(blob)
-        elif how in ("gone", "folder", "loop") and path.is_file():
+        elif damage in ("gone", "folder", "loop") and path.is_file():
             path.unlink()
-            if how == "folder":
+            if damage == "folder":
                 path.mkdir()
-            elif how == "loop":
+            elif damage == "loop":
                 path.symlink_to(path)
-        elif how == "class" and path.parent.is_dir() and not (other := path.parents[1] / "a\nb").exists():
+        elif damage == "class" and path.parent.is_dir() and not (other := path.parents[1] / "a\nb").exists():
             path.parent.rename(other)
             files = sorted(path for path in root.rglob("*.png"))
-        elif how == "empty class":
+        elif damage == "empty class":
             (path.parents[1] / "none").mkdir(exist_ok=True)
         else:
             (path.parents[1] / "notes.txt").write_text("x")

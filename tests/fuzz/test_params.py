@@ -59,29 +59,31 @@ def mutate(raw: dict[str, Any], rng: random.Random) -> str:
     below = places(raw[section], (section,))
     path = rng.choice(below) if below and rng.random() < 0.93 else (section,)
     parent, last = at(raw, path[:-1]), path[-1]
-    how = rng.choice(["odd", "odd", "delete", "swap", "rename", "number", "number", "number", "add", "string", "copy"])
-    if how == "delete":
+    damage = rng.choice(
+        ["odd", "odd", "delete", "swap", "rename", "number", "number", "number", "add", "string", "copy"]
+    )
+    if damage == "delete":
         del parent[last]
-    elif how == "swap":
+    elif damage == "swap":
         other = rng.choice(below or [path])
         parent[last] = copy.deepcopy(at(raw, other))
-    elif how == "rename" and isinstance(parent, dict):
+    elif damage == "rename" and isinstance(parent, dict):
         parent[rng.choice([f"{last}x", f"{last}\n", "", 7, None, True, "é", "x" * 999])] = parent.pop(last)
-    elif how == "number" and type(parent[last]) in (int, float):
+    elif damage == "number" and type(parent[last]) in (int, float):
         parent[last] = rng.choice(
             [lambda v: -v, lambda v: 0 * v, lambda v: v * 10**6, lambda v: 2 * v, lambda v: v + 1, float, str]
         )(parent[last])
-    elif how == "add" and isinstance(parent, dict):
+    elif damage == "add" and isinstance(parent, dict):
         parent[rng.choice(["name", "extra", "seeds", "a b", "a.b", ("t",)])] = rng.choice(ODD)
-    elif how == "string" and isinstance(parent[last], str):
+    elif damage == "string" and isinstance(parent[last], str):
         text = parent[last]
         at_, more = rng.randrange(len(text) + 1), rng.choice(["/", "\n", "x", "", "é", "/../", "\0"])
         parent[last] = text[:at_] + more + text[at_ + (more == "") :]
-    elif how == "copy" and isinstance(parent, list):
+    elif damage == "copy" and isinstance(parent, list):
         parent.append(copy.deepcopy(parent[last]))
     else:
-        how, parent[last] = "odd", copy.deepcopy(rng.choice(ODD))
-    return f"{how} at {'.'.join(map(str, path))}"[:300]
+        damage, parent[last] = "odd", copy.deepcopy(rng.choice(ODD))
+    return f"{damage} at {'.'.join(map(str, path))}"[:300]
 
 
 def check(raw: Any) -> None:
@@ -91,14 +93,14 @@ def check(raw: Any) -> None:
     json.dumps(typed.raw, sort_keys=True)
     assert type(typed.seed) is int and typed.seed >= 0
     for row in typed.runs.values():
-        written = config.to_mapping(row.config)
-        json.dumps(written, allow_nan=False)
-        assert config.read(type(row.config), written, "again") == row.config
+        mapping = config.to_mapping(row.config)
+        json.dumps(mapping, allow_nan=False)
+        assert config.read(type(row.config), mapping, "again") == row.config
         assert row.spec.seeds >= 1 and row.spec.dataset in typed.datasets and row.method.name in METHODS
         assert all((kind, key) in typed.runs for kind, key in row.sources.items())
     for dataset in typed.datasets.values():
-        written = config.to_mapping(dataset)
-        assert config.read(type(dataset), json.loads(json.dumps(written, allow_nan=False)), "again") == dataset
+        mapping = config.to_mapping(dataset)
+        assert config.read(type(dataset), json.loads(json.dumps(mapping, allow_nan=False)), "again") == dataset
 
 
 @pytest.mark.slow
@@ -122,19 +124,19 @@ WORDS: Final = list(map(eval, sections_of(__file__)["words"]))
 def damage(text: str, rng: random.Random) -> tuple[bytes, str]:
     """The text with one damage, as bytes, and a description of the damage."""
     lines = text.splitlines(keepends=True)
-    i, how = (
+    i, damage = (
         rng.randrange(len(lines)),
         rng.choice(["word", "word", "word", "double", "indent", "bytes", "bytes", "code"]),
     )
-    if how == "word":
+    if damage == "word":
         spot, word = rng.randrange(len(text) + 1), rng.choice(WORDS)
         return (text[:spot] + word + text[spot:]).encode(), f"{word[:20]!r} at {spot}"
-    if how == "double":
+    if damage == "double":
         return "".join([*lines[: i + 1], *lines[i:]]).encode(), f"line {i + 1} twice"
-    if how == "indent":
+    if damage == "indent":
         lines[i] = rng.choice([" ", "\t", "   "]) + lines[i] if rng.random() < 0.5 else lines[i].lstrip()
         return "".join(lines).encode(), f"line {i + 1} moved"
-    if how == "bytes":
+    if damage == "bytes":
         return wounded(text.encode(), rng)
     encoding = rng.choice(["utf-16", "utf-16-le", "utf-32", "utf-8-sig", "cp500"])
     return text.encode(encoding), encoding

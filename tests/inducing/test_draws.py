@@ -16,13 +16,13 @@ from .cases import ALL, UNIT, conv_net, mlp, normal, shaken
 
 def one_by_one(net: Bayesian, inputs: torch.Tensor, num_draws: int, rng: Seed = Seed(1)) -> torch.Tensor:
     """The outputs of a loop over draws, which computes the factors for each."""
-    found = []
+    drawn = []
     for k in range(num_draws):
         noise = {name: v[0] for name, v in net.draw(1, rng.fold("draw", k).generator()).items()}
         if net.members is not None:
             noise["member"] = nn.functional.one_hot(torch.tensor(k % net.members), net.members).to(net.dtype)
-        found.append(net(inputs, noise))
-    return torch.stack(found).detach()
+        drawn.append(net(inputs, noise))
+    return torch.stack(drawn).detach()
 
 
 def small(kind: str = "ffg_u", **options: object) -> tuple[Bayesian, torch.Tensor]:
@@ -53,8 +53,8 @@ def test_draws_do_not_depend_on_the_memory_format(together: int | None, groups: 
     expected = one_by_one(net, inputs, 4)
     last.clear()
     for each in (inputs, inputs.to(memory_format=torch.channels_last), inputs.clone(memory_format=torch.channels_last)):
-        found = outputs(net, each, 4, Seed(1), rows=2, together=together)
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+        drawn = outputs(net, each, 4, Seed(1), rows=2, together=together)
+        torch.testing.assert_close(drawn, expected, rtol=1e-4, atol=1e-5)
     assert together is not None or {*last} == {groups == 2}
 
 
@@ -68,10 +68,10 @@ def test_draws_of_shared_weights_and_without_spread_equal_a_loop(shared: tuple[i
 def test_draws_return_log_probabilities_and_keep_the_training_mode() -> None:
     net, inputs = bayesianize(conv_net()).train(), normal(5, 3, 6, 6)
     net.network[1].eval()
-    found = draws(net, inputs, 3, Seed(1))
-    torch.testing.assert_close(found.exp().sum(-1), torch.ones(3, 5))
-    assert net.training and not net.network[1].training and not found.requires_grad
-    assert torch.equal(found, draws(net.eval(), inputs, 3, Seed(1)))
+    drawn = draws(net, inputs, 3, Seed(1))
+    torch.testing.assert_close(drawn.exp().sum(-1), torch.ones(3, 5))
+    assert net.training and not net.network[1].training and not drawn.requires_grad
+    assert torch.equal(drawn, draws(net.eval(), inputs, 3, Seed(1)))
 
 
 def test_a_draw_depends_neither_on_the_batch_nor_on_the_number_of_draws() -> None:
@@ -84,9 +84,9 @@ def test_a_draw_depends_neither_on_the_batch_nor_on_the_number_of_draws() -> Non
 
 def test_draws_take_each_member_equally_often() -> None:
     net, inputs = bayesianize(mlp(), "ensemble_u", members=3, lambda_max=0), normal(5, 3)
-    found = draws(net, inputs, 6, Seed(1))
-    torch.testing.assert_close(found[:3], found[3:])
-    assert not torch.allclose(found[0], found[1])
+    drawn = draws(net, inputs, 6, Seed(1))
+    torch.testing.assert_close(drawn[:3], drawn[3:])
+    assert not torch.allclose(drawn[0], drawn[1])
     with pytest.raises(ConfigError, match="num_draws must be a multiple of the 3 members, got 8"):
         draws(net, inputs, 8, Seed(1))
 

@@ -40,9 +40,9 @@ def fitted(method: str, task: str) -> State:
 
 
 def fine_tuned(method: str, task: str, report: Report, **changes: Any) -> State:
-    how = {"prune": SHARE, "annealing": None, "training": {**LEARN, **FIXED, "epochs": 1}} | changes
+    settings = {"prune": SHARE, "annealing": None, "training": {**LEARN, **FIXED, "epochs": 1}} | changes
     inputs = {"student": [fitted(method, task)]}
-    return fit(method, "student", data_of(task), inputs, rng=Seed(5), report=report, **how)
+    return fit(method, "student", data_of(task), inputs, rng=Seed(5), report=report, **settings)
 
 
 @functools.cache
@@ -134,9 +134,9 @@ def test_a_section_that_does_not_fit_its_input_is_refused(name: str) -> None:
     change, words = WRONG[name]
     source = change.get("source", section())
     validate_sources("ffg_u", section(**GOOD), {"student": section()})
-    given = {k: v for k, v in change.items() if k != "source"}
+    changed = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
-        validate_sources("ffg_u", section(**GOOD | given), {} if source is None else {"student": source})
+        validate_sources("ffg_u", section(**GOOD | changed), {} if source is None else {"student": source})
 
 
 @pytest.mark.parametrize(

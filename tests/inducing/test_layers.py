@@ -26,13 +26,13 @@ def patches(layer: nn.Module, inputs: Tensor) -> Tensor:
     """The inputs of a group's outputs: [batch, in/groups·kernel, groups, places], by convolving with unit weights."""
     width = layer.weight[0].numel()
     units = torch.eye(width).reshape(width, *layer.weight.shape[1:])
-    found = []
+    layers = []
     for part in inputs.chunk(layer.groups, 1):
         probe = copy.deepcopy(layer)
         probe.groups, probe.in_channels, probe.out_channels, probe.bias = 1, part.shape[1], width, None
         probe.weight = nn.Parameter(units)
-        found.append(probe(part).flatten(2))
-    return torch.stack(found, 2)
+        layers.append(probe(part).flatten(2))
+    return torch.stack(layers, 2)
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
@@ -174,15 +174,17 @@ def test_the_kl_of_the_rescaled_conditional_equals_the_kl_of_dense_gaussians() -
 def test_factors_are_accurate_where_float32_would_be_singular() -> None:
     """More inducing rows than rows, D = 1e-3: Ψ is singular to float32; AᵀA is I − (I + ZᵀD⁻²Z)⁻¹ (Woodbury)."""
     z = torch.randn(64, 10, generator=generator(2)) / 8
-    found: Side = side(z, torch.full((64,), 1e-3))
+    inducing: Side = side(z, torch.full((64,), 1e-3))
     inverse = torch.linalg.inv(torch.eye(10, dtype=torch.float64) + z.double().mT @ z.double() * 1e6)
     expected = torch.eye(10, dtype=torch.float64) - inverse
-    torch.testing.assert_close(found.project.mT @ found.project, expected, rtol=1e-8, atol=1e-9)
+    torch.testing.assert_close(inducing.project.mT @ inducing.project, expected, rtol=1e-8, atol=1e-9)
 
 
 def test_a_row_of_zeros_is_allowed() -> None:
     """Pruning can leave such rows."""
     z = torch.randn(3, 5, generator=generator(2))
     z[1] = 0
-    found = side(z, torch.full((3,), 1e-3))
-    torch.testing.assert_close(found.root @ found.root.mT, found.project @ found.project.mT, rtol=0, atol=1e-12)
+    inducing = side(z, torch.full((3,), 1e-3))
+    torch.testing.assert_close(
+        inducing.root @ inducing.root.mT, inducing.project @ inducing.project.mT, rtol=0, atol=1e-12
+    )

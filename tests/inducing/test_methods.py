@@ -123,8 +123,10 @@ def test_ffg_w_draws_weights_or_outputs_as_its_section_says(
     assert {name.endswith(":outputs") for name in noise} == {training == "outputs"}
     assert learner.noise_steps(5) >= 1  # type: ignore[operator]
     inputs = torch.randn(1, 1, 8, 8, generator=Seed(1).generator()).expand(2, -1, -1, -1)
-    found = learner.drawn_outputs(inputs, 3, Seed(2))
-    assert torch.allclose(found[:, 0], found[:, 1], atol=1e-5) == (prediction == "weights")  # equal rows, one network
+    outputs = learner.drawn_outputs(inputs, 3, Seed(2))
+    assert torch.allclose(outputs[:, 0], outputs[:, 1], atol=1e-5) == (
+        prediction == "weights"
+    )  # equal rows, one network
     state = fitted("ffg_w", tiny_images, **chosen)
     assert RandomWeightsPosterior.from_state(state).learner.spec.config.training_draws == training
 
@@ -164,8 +166,8 @@ def test_running_means_are_near_the_means_of_training_rows_under_fresh_draws(tin
 
 def test_weight_space_means_start_at_the_end_of_a_trajectory(tiny_images: FitData) -> None:
     trajectory = fit("sgd", "trajectory", tiny_images, network=RANDOM_IMAGES["network"])
-    how = {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}
-    state = fit("ffg_w", "student", tiny_images, {"trajectory": [trajectory]}, training=how)
+    training = {**RANDOM_IMAGES["training"], "epochs": 1, "optimiser": {"name": "sgd", "lr": 1e-12}}
+    state = fit("ffg_w", "student", tiny_images, {"trajectory": [trajectory]}, training=training)
     last = trajectory.tensors["head.weight"][-1]
     torch.testing.assert_close(state.tensors["net.layers.head.mean"][:, :-1], last)
     assert METHODS["ensemble_u"].stages["student"].needs == {"student": "one_to_one"}, (

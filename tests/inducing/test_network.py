@@ -154,8 +154,8 @@ def test_shared_inducing_weights_tie_layers_together() -> None:
     """One q(U) for all; moving it moves every layer, and the KL counts it once."""
     net = bayesianize(conv_net(), rows=3, cols=4, shared=(2, 2))
     assert all(layer.posterior is None for layer in net.layers.values())
-    own = sum(layer.kl(None) for layer in net.layers.values())
-    torch.testing.assert_close(kl(net), own + net.shared.weights.kl(None))
+    total = sum(layer.kl(None) for layer in net.layers.values())
+    torch.testing.assert_close(kl(net), total + net.shared.weights.kl(None))
     before = net.centre()
     with torch.no_grad():
         net.shared.weights.posterior.mean[0, 0] += 1

@@ -157,5 +157,5 @@ def test_starting_values_match_the_paper() -> None:
     torch.testing.assert_close(layer.log_d_out.exp().detach(), torch.full((16,), 1e-3))
     assert layer.scale == pytest.approx(1 / math.sqrt(201))
     members = bayesianize(nn.Linear(200, 150), "ensemble_u", rows=16, cols=32).layers["network"].posterior.members
-    own = members.detach().std(0).mean()  # of 5, biased by c₄(5) = .940
-    assert float(own) == pytest.approx(0.094, rel=0.05) and float(members.std()) == pytest.approx(1, rel=0.1)
+    spread = members.detach().std(0).mean()  # of 5, biased by c₄(5) = .940
+    assert float(spread) == pytest.approx(0.094, rel=0.05) and float(members.std()) == pytest.approx(1, rel=0.1)

@@ -37,26 +37,26 @@ def layers(net: Bayesian) -> list[tuple[Inducing | FactorisedWeights, bool]]:
 
 def dense_scores(net: Bayesian) -> list[np.ndarray]:
     """The scores by which entries are removed, for each matrix in turn, from the dense parameters."""
-    found = []
+    parts = []
     for layer, bias in layers(net):
         if isinstance(layer, Inducing):
-            found += [np.abs(z.detach().numpy()) for z in (layer.z_out, layer.z_in)]
+            parts += [np.abs(z.detach().numpy()) for z in (layer.z_out, layer.z_in)]
         else:
             score = np.abs(layer.mean.detach().numpy()) / (0.1 * expit(layer.free_sd.detach().numpy()))
-            found.append(score[:, :-1] if bias else score)
-    return found
+            parts.append(score[:, :-1] if bias else score)
+    return parts
 
 
 def masks(net: Bayesian) -> list[np.ndarray]:
     """The masks of the kept entries of a pruned network, without biases."""
-    found = []
+    parts = []
     for layer, bias in layers(net):
         inducing = isinstance(layer, Inducing)
         for each in (layer.kept_out, layer.kept_in) if inducing else (layer.kept,):
             mask = each(torch.ones(each.count)).numpy() > 0
             assert inducing or not bias or mask[:, -1].all()
-            found.append(mask[:, :-1] if bias and not inducing else mask)
-    return found
+            parts.append(mask[:, :-1] if bias and not inducing else mask)
+    return parts
 
 
 def with_zeros(net: Bayesian, pruned: Bayesian) -> Bayesian:
@@ -95,15 +95,15 @@ def test_the_entries_of_least_score_in_the_whole_network_are_removed(kind: str, 
     pruned = prune(net, share)
     scores = dense_scores(net)
     flat = np.concatenate([s.ravel() for s in scores])
-    left = int((1 - Fraction(str(share))) * len(flat))
+    kept = int((1 - Fraction(str(share))) * len(flat))
     truth = np.zeros(len(flat), bool)
-    truth[np.argsort(-flat, kind="stable")[:left]] = True
+    truth[np.argsort(-flat, kind="stable")[:kept]] = True
     assert np.array_equal(np.concatenate([m.ravel() for m in masks(pruned)]), truth)
     by_layer = [s > np.quantile(s, share) for s in scores]
     assert any(not np.array_equal(a, b) for a, b in zip(masks(pruned), by_layer, strict=True))
     dense = dict(net.named_parameters())
     removed = sum(p.numel() for p in dense.values()) - sum(p.numel() for p in pruned.parameters())
-    assert removed == (len(flat) - left) * (2 if kind == "ffg_w" else 1)
+    assert removed == (len(flat) - kept) * (2 if kind == "ffg_w" else 1)
     assert stored(net) == sum(p.numel() for p in dense.values()), "the given network is untouched"
 
 
@@ -113,8 +113,8 @@ def test_the_first_of_equal_entries_are_kept() -> None:
         for layer, _ in layers(net):
             layer.z_out.fill_(-1.0)
             layer.z_in.fill_(1.0)
-    found = np.concatenate([m.ravel() for m in masks(prune(net, 0.5))])
-    assert found.tolist() == [True] * (len(found) // 2) + [False] * (len(found) - len(found) // 2)
+    flat = np.concatenate([m.ravel() for m in masks(prune(net, 0.5))])
+    assert flat.tolist() == [True] * (len(flat) // 2) + [False] * (len(flat) - len(flat) // 2)
 
 
 def test_weight_space_and_inducing_layers_each_lose_the_same_share() -> None:
@@ -226,9 +226,9 @@ def test_stacked_pruned_networks_equal_the_networks_one_by_one(kind: str) -> Non
         alone = net(inputs[m], {k: v[m] for k, v in noise.items()})
         torch.testing.assert_close(stacked[m], alone, rtol=1e-4, atol=1e-5)
         alone.square().sum().backward()
-        for name, own in net.named_parameters():
-            if own.grad is not None:
-                torch.testing.assert_close(parameters[name].grad[m], own.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
+        for name, weight in net.named_parameters():
+            if weight.grad is not None:
+                torch.testing.assert_close(parameters[name].grad[m], weight.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
 
 
 def test_a_network_pruned_of_almost_all_entries_still_predicts() -> None:

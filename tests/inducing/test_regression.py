@@ -69,16 +69,16 @@ def test_the_distances_equal_closed_forms() -> None:
     """W₁ between N(0, 1) and N(m, s²) by quantiles: |m| for s = 1, (s − 1)√(2/π) for m = 0."""
     u = norm.ppf((np.arange(4000) + 0.5) / 4000)[:, None] + np.zeros(161)
     for m, s, expected in ((0.0, 1.0, 0.0), (0.7, 1.0, 0.7), (0.0, 2.0, math.sqrt(2 / math.pi))):
-        found = regression.distances(regression.GRID, u, m + s * u[::2])
-        assert found == pytest.approx(dict.fromkeys(found, expected), abs=2e-3)
-    assert list(found) == ["data", "between", "outside", "all"]
+        distance = regression.distances(regression.GRID, u, m + s * u[::2])
+        assert distance == pytest.approx(dict.fromkeys(distance, expected), abs=2e-3)
+    assert list(distance) == ["data", "between", "outside", "all"]
 
 
 def test_each_distance_covers_its_own_region_of_inputs() -> None:
     reference = np.zeros((3, 161))
     draws = np.where(np.abs(regression.GRID) < 0.3, 1.0, 0.0) * np.ones((2, 1))
-    found = regression.distances(regression.GRID, reference, draws)
-    assert found["data"] == found["outside"] == 0 and found["between"] > 0.4
+    distance = regression.distances(regression.GRID, reference, draws)
+    assert distance["data"] == distance["outside"] == 0 and distance["between"] > 0.4
 
 
 def test_a_stored_reference_is_read_back_with_every_tenth_function(
@@ -90,8 +90,8 @@ def test_a_stored_reference_is_read_back_with_every_tenth_function(
     (x, y), draws = regression.data(Seed(0)), Seed(3).numpy().standard_normal((4, 200, 3))
     nuts.store(tmp_path / "nuts.safetensors", x, y, draws, {"seed": 0})
     read = regression.read_reference(tmp_path / "nuts.safetensors")
-    for found, expected in ((read.x, x), (read.y, y), (read.grid, nuts.GRID)):
-        assert np.array_equal(found, expected)
+    for actual, expected in ((read.x, x), (read.y, y), (read.grid, nuts.GRID)):
+        assert np.array_equal(actual, expected)
     assert read.draws.shape == (80, 3) and read.draws.dtype == np.float32
     assert np.array_equal(read.draws[20:40], draws[1, ::10].astype(np.float32))
     assert set(read.about) == {"seed", "r_hat_max", "ess_min"}
@@ -105,9 +105,9 @@ def test_predictions_of_the_prior_have_its_variance_and_a_method_gets_the_data()
     assert not np.array_equal(draws, other)
     assert draws.shape == (2000, 3)
     z = norm.ppf((np.arange(4000) + 0.5) / 4000)
-    for x, found in zip(reference.grid, draws.var(0), strict=True):
+    for x, variance in zip(reference.grid, draws.var(0), strict=True):
         expected = 16 * (np.tanh(4 * math.sqrt(x**2 + 1) * z) ** 2).mean() + 16 / 50
-        assert found == pytest.approx(expected, rel=5 * math.sqrt(2 / 2000))
+        assert variance == pytest.approx(expected, rel=5 * math.sqrt(2 / 2000))
     targets: list[Tensor] = []
     regression.predict(reference, lambda x, y, rngs: targets.append(y) or [lambda grid: grid[None]], [Seed(0)])
     assert torch.equal(targets[0], torch.from_numpy(reference.y))
@@ -141,8 +141,8 @@ def test_the_stored_reference_fits_the_data_and_is_wide_away_from_them(stored: r
 def test_halves_of_the_reference_are_ten_times_closer_than_the_prior(stored: regression.Reference) -> None:
     floor = regression.halves(stored)
     (prior,) = regression.predict(stored, regression.prior, [Seed(0)])
-    found = regression.distances(stored.grid, stored.draws, prior)
-    assert all(floor[name] < 0.1 * found[name] for name in floor)
+    distance = regression.distances(stored.grid, stored.draws, prior)
+    assert all(floor[name] < 0.1 * distance[name] for name in floor)
 
 
 ROUGH = np.linspace(-2, 2, 5)
@@ -199,8 +199,8 @@ def test_the_bound_over_all_data_equals_torch_distributions(
     noise = net.draw(2, Seed(1).generator())
     fits = []
     for k in range(2):
-        found = net(x[:, None], {name: v[k] for name, v in noise.items()})[:, 0]
-        fits.append(MultivariateNormal(found, 0.01 * torch.eye(len(x), dtype=x.dtype)).log_prob(y))
+        outputs = net(x[:, None], {name: v[k] for name, v in noise.items()})[:, 0]
+        fits.append(MultivariateNormal(outputs, 0.01 * torch.eye(len(x), dtype=x.dtype)).log_prob(y))
     expected = (net.kl() - torch.stack(fits).mean()) / len(x)
     torch.testing.assert_close(methods.Bound(net)(x, y, noise), expected)
 
@@ -223,8 +223,8 @@ def test_a_short_fit_is_nearer_to_the_reference_than_the_prior(
     far = regression.distances(reference.grid, reference.draws, prior)["data"]
     (net,) = methods.fit(kind, x, y, [Seed(0)], steps=300, rate=0.01, draws=8)
     draws = methods.functions(net, Seed(5), 200)(torch.from_numpy(reference.grid)).double().numpy()
-    found, mirrored = (regression.distances(reference.grid, reference.draws, d)["data"] for d in (draws, -draws))
-    assert found < 0.2 * far < mirrored
+    plain, mirrored = (regression.distances(reference.grid, reference.draws, d)["data"] for d in (draws, -draws))
+    assert plain < 0.2 * far < mirrored
 
 
 def test_an_ensemble_of_points_fits_the_data_with_distinct_members(
@@ -234,8 +234,8 @@ def test_an_ensemble_of_points_fits_the_data_with_distinct_members(
     (nets,) = methods.fit_points(x, y, [Seed(0)], steps=300, rate=0.01)
     draws = methods.of_points(nets)(torch.from_numpy(reference.grid)).detach().double().numpy()
     assert draws.shape == (methods.MEMBERS, len(reference.grid))
-    found = regression.distances(reference.grid, reference.draws, draws)
-    assert found["data"] < 0.15 and len(np.unique(draws[:, 0])) == methods.MEMBERS
+    distance = regression.distances(reference.grid, reference.draws, draws)
+    assert distance["data"] < 0.15 and len(np.unique(draws[:, 0])) == methods.MEMBERS
 
 
 def test_the_log_evidence_equals_a_gaussian_density(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
@@ -267,7 +267,7 @@ def test_slice_steps_sample_a_gaussian_posterior() -> None:
             state, value = inducing_slice.slice_step(density, state, value, generator)
         return state
 
-    found = run(1.0)
-    assert ((found.mean(0) - 0.75).abs() < 5 * 0.5 / 20).all()
-    assert ((found.var(0) / 0.25 - 1).abs() < 5 * math.sqrt(2 / 400)).all()
+    result = run(1.0)
+    assert ((result.mean(0) - 0.75).abs() < 5 * 0.5 / 20).all()
+    assert ((result.var(0) / 0.25 - 1).abs() < 5 * math.sqrt(2 / 400)).all()
     assert (run(0.0).mean(0).abs() < 5 / 20).all()

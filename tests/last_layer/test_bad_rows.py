@@ -66,8 +66,8 @@ def test_bad_rows_are_refused_by_every_call_of_a_layer(name: str) -> None:
             meant = of_batches if kind in ("refit", "exact") else message
             if kind == "exact" and name == "regression" and y.is_complex():
                 continue  # the bound that trained the layer has seen these rows
-            if (said := refusal(call, x, y)) != f"DataError: {meant}":
-                wrong[kind, message] = said
+            if (error := refusal(call, x, y)) != f"DataError: {meant}":
+                wrong[kind, message] = error
     assert wrong == {}
     for call in (layer.refit_noise, layer.condition) if isinstance(layer, Generative) else ():
         assert refusal(call, []) == "DataError: batches must have at least one row, got none"
@@ -90,11 +90,11 @@ def test_labels_of_every_dtype_give_the_same_loss(name: str) -> None:
 
 def test_the_checks_refuse_features_that_are_not_dense_real_rows() -> None:
     """The checks are called directly, because the tests enforce the layers' annotations and users do not."""
-    said = refusal(check_rows, FEATURES[:, None].expand(4, 2, WIDTH))
-    assert said.startswith("DataError: features must have shape [row, feature], got [4, 2, 6]")
+    message = refusal(check_rows, FEATURES[:, None].expand(4, 2, WIDTH))
+    assert message.startswith("DataError: features must have shape [row, feature], got [4, 2, 6]")
     for odd in (FEATURES + 0j, FEATURES > 0, FEATURES.to_sparse()):
-        said = refusal(check_features, odd, WIDTH)
-        assert said.startswith("DataError: features must be a dense tensor of real numbers, got torch")
+        message = refusal(check_features, odd, WIDTH)
+        assert message.startswith("DataError: features must be a dense tensor of real numbers, got torch")
 
 
 def test_a_prediction_refuses_the_log_probability_of_invalid_labels() -> None:

@@ -54,12 +54,12 @@ def test_the_exact_regression_equals_the_dense_posterior(outputs: int, rows: int
     for group, inputs in enumerate(new):
         predictive = exact.predict(inputs)
         for output in range(outputs):
-            own = slice(output * WIDTH, (output + 1) * WIDTH)
-            expected = inputs @ covariance[own, own] @ inputs.T
+            block = slice(output * WIDTH, (output + 1) * WIDTH)
+            expected = inputs @ covariance[block, block] @ inputs.T
             torch.testing.assert_close(functions.covariance[0, group, output], expected, **CLOSE)
             noise = layer.noise_covariance[output, output]
             torch.testing.assert_close(predictive.variance[:, output], expected.diagonal() + noise, **CLOSE)
-            torch.testing.assert_close(predictive.mean[:, output], inputs @ mean[own], **CLOSE)
+            torch.testing.assert_close(predictive.mean[:, output], inputs @ mean[block], **CLOSE)
             # wrong: the variational posterior, no prior on the weights, no correlation of the noise
             wrong = [layer.predict(inputs).variance[:, output] - noise]
             gram = features.T @ features
@@ -128,12 +128,12 @@ def test_a_regression_fit_ends_with_the_exact_posterior(tiny_table: FitData) -> 
         phi, phi_new = (plain.learner.features(x, 0, Seed(0)).double() for x in (inputs, new))
         noise = float(plain.learner.layer.noise_covariance)
         expected = posterior(phi, targets.double(), 1.0, noise).predict(phi_new)
-    found, variational = exact.predict(new, rng=Seed(0)), plain.predict(new, rng=Seed(0))
-    torch.testing.assert_close(found.mean.double(), expected.mean, rtol=1e-4, atol=1e-4)
-    torch.testing.assert_close(found.variance.double(), expected.variance, rtol=1e-4, atol=1e-5)
-    assert (variational.mean - found.mean).abs().max() > 1e-2
+    predictive, variational = exact.predict(new, rng=Seed(0)), plain.predict(new, rng=Seed(0))
+    torch.testing.assert_close(predictive.mean.double(), expected.mean, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(predictive.variance.double(), expected.variance, rtol=1e-4, atol=1e-5)
+    assert (variational.mean - predictive.mean).abs().max() > 1e-2
     functions = exact.functions(new[None], rng=Seed(0))
-    torch.testing.assert_close(functions.covariance[0, 0, 0].diagonal() + functions.noise[0], found.variance[:, 0])
+    torch.testing.assert_close(functions.covariance[0, 0, 0].diagonal() + functions.noise[0], predictive.variance[:, 0])
 
 
 def test_a_generative_fit_ends_with_the_exact_class_means(tiny_images: FitData) -> None:
@@ -147,16 +147,16 @@ def test_a_generative_fit_ends_with_the_exact_class_means(tiny_images: FitData) 
         assert isinstance(plain.learner.layer, Generative)
         before = plain.predict(inputs, rng=Seed(0))
         plain.learner.layer.condition([(features, labels)])
-        expected, found = plain.predict(inputs, rng=Seed(0)), exact.predict(inputs, rng=Seed(0))
-    assert isinstance(before, Categorical) and isinstance(found, Categorical) and isinstance(expected, Categorical)
-    torch.testing.assert_close(found.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
-    assert (before.log_probs - found.log_probs).abs().max() > 1e-2
-    assert torch.equal(before.scores["refit_density"], found.scores["refit_density"])
+        expected, predictive = plain.predict(inputs, rng=Seed(0)), exact.predict(inputs, rng=Seed(0))
+    assert isinstance(before, Categorical) and isinstance(predictive, Categorical) and isinstance(expected, Categorical)
+    torch.testing.assert_close(predictive.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
+    assert (before.log_probs - predictive.log_probs).abs().max() > 1e-2
+    assert torch.equal(before.scores["refit_density"], predictive.scores["refit_density"])
 
 
 def test_the_exact_posterior_is_refused_for_methods_that_have_none() -> None:
     not_fixed = dict.fromkeys(("vbll_bnn", "d_vbll_bnn", "g_vbll_bnn"), "for variational features, which are not fixed")
     for name, why in {"d_vbll": "for a discriminative layer, which is not conjugate", **not_fixed}.items():
         section = CONFIGS[name, METHODS[name].tasks[0]]
-        said = refusal(read, METHODS[name].config, {**section, "layer": section["layer"] | EXACT}, name)
-        assert said.endswith(f"layer.posterior must be variational {why}, got 'exact'")
+        message = refusal(read, METHODS[name].config, {**section, "layer": section["layer"] | EXACT}, name)
+        assert message.endswith(f"layer.posterior must be variational {why}, got 'exact'")

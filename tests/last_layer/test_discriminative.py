@@ -106,5 +106,5 @@ def test_the_default_predictive_is_nearer_to_quadrature_than_twenty_draws() -> N
     features = draw(1, 200, WIDTH)
     exact = softmax.quadrature(*layer.logit_moments(features))[0].exp()
     sampled = softmax.sampled(*layer.logit_moments(features), 20, Seed(0)).exp().mean(0)
-    ours, theirs = ((found - exact).abs().mean() for found in (layer.predict(features).mean, sampled))
+    ours, theirs = ((means - exact).abs().mean() for means in (layer.predict(features).mean, sampled))
     assert layer.predictive == "mean_field" and ours < theirs

@@ -111,7 +111,7 @@ def test_arguments_out_of_range_are_refused_with_their_rule() -> None:
     wrong = {}
     for layer, valid in sizes.items():
         for arguments, message in rows[layer.__name__] + (rows["both"] if layer is not Generative else []):
-            said = refusal(layer, **{"in_features": WIDTH, **valid, **arguments})
-            if not said.startswith(f"ConfigError: {message}"):
-                wrong[layer.__name__, str(arguments)] = said
+            error = refusal(layer, **{"in_features": WIDTH, **valid, **arguments})
+            if not error.startswith(f"ConfigError: {message}"):
+                wrong[layer.__name__, str(arguments)] = error
     assert wrong == {}

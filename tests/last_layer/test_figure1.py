@@ -28,7 +28,7 @@ def made(sd_of_f: np.ndarray, shift: float = 0.0, noise: float = 0.01) -> figure
 def test_the_measures_of_a_curve_equal_values_by_hand() -> None:
     """Deviations |x|/5: 0 at 0, at ±6 twice the mean over the data; after a large shift the band holds f nowhere."""
     size = np.abs(figure1.X)
-    found = figure1.measured(made(size / 5))
+    figure = figure1.measured(made(size / 5))
     at_data = size[(size >= 2) & (size <= 4)].mean() / 5
     y = np.sqrt(0.01 + size**2 / 25)
     by_hand = {
@@ -40,9 +40,9 @@ def test_the_measures_of_a_curve_equal_values_by_hand() -> None:
         "error of the mean at the data": 0,
         "mean at ±6, over f": 1,
     }
-    assert {name: found[name] for name in by_hand} == pytest.approx(by_hand, abs=1e-7)
-    assert found["error of the mean at the data"] == pytest.approx(0, abs=1e-12)
-    assert all(value == 1 for name, value in found.items() if name.startswith("holds"))
+    assert {name: figure[name] for name in by_hand} == pytest.approx(by_hand, abs=1e-7)
+    assert figure["error of the mean at the data"] == pytest.approx(0, abs=1e-12)
+    assert all(value == 1 for name, value in figure.items() if name.startswith("holds"))
     away = figure1.measured(made(0 * size + 1e-3, shift=0.3))
     assert all(value == 0 for name, value in away.items() if name.startswith("holds"))
     assert away["error of the mean at the data"] == pytest.approx(0.3)
@@ -104,7 +104,7 @@ def test_scores_of_the_moons_equal_the_densities_of_the_layer() -> None:
     short = {"training": {"epochs": 1}}
     vbll = toys.fitted((*toys.G_VBLL[:2], merge(toys.G_VBLL[2], short)), data)
     network = toys.fitted((*toys.PLAIN[:2], merge(toys.PLAIN[2], {"epochs": 1})), data)
-    found = moons.moons(data[0], vbll[0], network[0])
+    surfaces = moons.moons(data[0], vbll[0], network[0])
     learner = posterior_of(vbll[0]).learner
     layer = learner.layer
     with torch.no_grad():
@@ -115,16 +115,16 @@ def test_scores_of_the_moons_equal_the_densities_of_the_layer() -> None:
         density = (classes + layer.class_log_probs.double()).logsumexp(-1)
         prior = Independent(Normal(torch.zeros(128).double(), layer.feature_prior_variance.double().sqrt()), 1)
         at_rows = layer.log_density(learner.trunk(torch.tensor(data[0].train.inputs).float()), normalised=False)
-    normalised, scores = density - prior.log_prob(features), found.scores
+    normalised, scores = density - prior.log_prob(features), surfaces.scores
     for ours, expected in (
-        (found.classes, classes),
+        (surfaces.classes, classes),
         (scores["G-VBLL: log p(φ)"], density),
         (scores["G-VBLL: less the prior's"], normalised),
-        (found.at_rows["G-VBLL: log p(φ)"], at_rows),
+        (surfaces.at_rows["G-VBLL: log p(φ)"], at_rows),
     ):
         np.testing.assert_allclose(ours, expected.numpy(), rtol=1e-4, atol=1e-2)
     assert np.abs(scores["G-VBLL: log p(φ)"] - normalised.numpy()).max() > 1
-    largest = found.scores["plain network: largest probability"]
+    largest = surfaces.scores["plain network: largest probability"]
     assert largest.max() <= 0 and largest.min() >= -math.log(2) - 1e-6
 
 

@@ -86,10 +86,10 @@ def test_the_loss_and_its_gradients_equal_the_sum_of_the_parts(
     ours = layer.loss(features, targets, num_train=20, kl_weight=kl_weight)
     parts = -(layer.bound(features, targets) + (layer.log_noise_prior() - kl_weight * layer.kl()) / 20)
     torch.testing.assert_close(ours, parts, rtol=tolerance, atol=tolerance)
-    found, expected = slopes(3 * ours, leaves), slopes(3 * parts, leaves)
-    torch.testing.assert_close(found, expected, rtol=tolerance, atol=10 * tolerance)
+    gradients, expected = slopes(3 * ours, leaves), slopes(3 * parts, leaves)
+    torch.testing.assert_close(gradients, expected, rtol=tolerance, atol=10 * tolerance)
     other = slopes(3 * layer.loss(features, targets, num_train=20, kl_weight=kl_weight + 0.01), leaves)
-    assert not torch.allclose(torch.cat([f.flatten() for f in other]), torch.cat([f.flatten() for f in found]))
+    assert not torch.allclose(torch.cat([f.flatten() for f in other]), torch.cat([f.flatten() for f in gradients]))
 
 
 @each_kind
@@ -110,9 +110,9 @@ def test_vmap_over_one_argument_equals_a_loop_over_members(kind: Kind, argument:
     torch.testing.assert_close(together, torch.stack([kind.loss(*one) for one in each]), rtol=1e-13, atol=1e-13)
     weight = torch.tensor([1.0, -2.0, 0.5]).double()
     expected = [slopes(kind.loss(*one), tuple(one)) for one in each]
-    for i, found in enumerate(slopes(together @ weight, tuple(leaves))):
+    for i, gradient in enumerate(slopes(together @ weight, tuple(leaves))):
         alone = torch.stack([w * slope[i] for w, slope in zip(weight, expected, strict=True)])
-        torch.testing.assert_close(found, alone if i == argument else alone.sum(0), rtol=1e-11, atol=1e-12)
+        torch.testing.assert_close(gradient, alone if i == argument else alone.sum(0), rtol=1e-11, atol=1e-12)
         inside = vmap(grad(kind.loss, argnums=i), in_dims=at)(*leaves)
         torch.testing.assert_close(inside, torch.stack([slope[i] for slope in expected]), rtol=1e-11, atol=1e-12)
 
@@ -121,8 +121,8 @@ def test_vmap_over_one_argument_equals_a_loop_over_members(kind: Kind, argument:
 def test_batched_gradients_equal_single_gradients(kind: Kind) -> None:
     leaves, weight = kind.values(), torch.tensor([1.0, -2.0]).double()
     many = torch.autograd.grad(kind.loss(*leaves), leaves, grad_outputs=weight, is_grads_batched=True)
-    for found, one in zip(many, slopes(kind.loss(*leaves), leaves), strict=True):
-        torch.testing.assert_close(found, torch.stack([w * one for w in weight]), rtol=1e-13, atol=1e-13)
+    for gradient, one in zip(many, slopes(kind.loss(*leaves), leaves), strict=True):
+        torch.testing.assert_close(gradient, torch.stack([w * one for w in weight]), rtol=1e-13, atol=1e-13)
 
 
 @each_argument

@@ -159,11 +159,11 @@ def batches(features: Tensor, labels: Tensor, sizes: list[int]) -> list[tuple[Te
 
 def test_the_refit_equals_the_closed_form_of_each_class(layer: Generative, features: Tensor, labels: Tensor) -> None:
     labels = torch.where(labels == 1, 2, labels)  # class 1 has no rows
-    found = layer.refit_noise(batches(features, labels, [10, 1, 12]))
+    noise = layer.refit_noise(batches(features, labels, [10, 1, 12]))
     mean, variance = numpy_refit(layer, features.numpy(), labels.numpy())
-    np.testing.assert_allclose(found.mean, mean, atol=1e-12)
-    np.testing.assert_allclose(found.variance, variance, atol=1e-12)
-    np.testing.assert_allclose(found.variance[1], 0.6 / 5)
+    np.testing.assert_allclose(noise.mean, mean, atol=1e-12)
+    np.testing.assert_allclose(noise.variance, variance, atol=1e-12)
+    np.testing.assert_allclose(noise.variance[1], 0.6 / 5)
     # the variance is the mode of an inverse gamma posterior
     rows = features[labels == 2, 0].numpy()
     grid = np.linspace(0.5, 1.5, 1001) * variance[2, 0]
@@ -173,20 +173,20 @@ def test_the_refit_equals_the_closed_form_of_each_class(layer: Generative, featu
 
 
 def test_the_refitted_density_equals_scipys_mixture(layer: Generative, features: Tensor, labels: Tensor) -> None:
-    found = layer.refit_noise([(features, labels)])
+    refitted = layer.refit_noise([(features, labels)])
     mean, variance = (torch.tensor(v) for v in numpy_refit(layer, features.numpy(), labels.numpy()))
     alpha, noise = parts(layer)[3], parts(layer)[2]
     density = np.log(mixture(features, mean, variance.diag_embed(), alpha).sum(1))
-    np.testing.assert_allclose(found.log_density(features, normalised=False), density, rtol=1e-10)
+    np.testing.assert_allclose(refitted.log_density(features, normalised=False), density, rtol=1e-10)
     before = scipy.stats.multivariate_normal(np.zeros(WIDTH), 1.7 * np.eye(WIDTH) + noise.numpy()).logpdf(features)
-    np.testing.assert_allclose(found.log_density(features), density - before, atol=1e-10)
+    np.testing.assert_allclose(refitted.log_density(features), density - before, atol=1e-10)
 
 
 def test_a_refit_loses_no_digits_to_a_common_offset(layer: Generative, features: Tensor, labels: Tensor) -> None:
     far = features + 1e7
-    found = layer.refit_noise(batches(far, labels, [10, 13])).variance
+    variance = layer.refit_noise(batches(far, labels, [10, 13])).variance
     expected = numpy_refit(layer, (far - 1e7).numpy(), labels.numpy())[1]
-    np.testing.assert_allclose(found, expected, rtol=1e-7)
+    np.testing.assert_allclose(variance, expected, rtol=1e-7)
     member = torch.nn.functional.one_hot(labels).double().T  # the control: sums of raw squares
     count = member.sum(1, keepdim=True)
     raw = (0.6 + member @ far.square() - (member @ far).square() / count) / (count + 5)
@@ -195,8 +195,8 @@ def test_a_refit_loses_no_digits_to_a_common_offset(layer: Generative, features:
 
 def test_a_refit_does_not_change_the_layer(layer: Generative, features: Tensor, labels: Tensor) -> None:
     before = {name: value.clone() for name, value in layer.state_dict().items()}
-    found = layer.refit_noise([(features, labels)])
-    assert isinstance(found, Refit)
-    for value in found.buffers():
+    noise = layer.refit_noise([(features, labels)])
+    assert isinstance(noise, Refit)
+    for value in noise.buffers():
         value.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())

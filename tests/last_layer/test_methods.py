@@ -67,9 +67,9 @@ def test_a_gaussian_linear_layer_after_a_point_trunk_equals_torch_distributions(
     decayed = {n for n, _ in model.named_parameters()} - model.undecayed()
     assert decayed == {"trunk.trunk.1.weight", "trunk.trunk.1.bias"}
     parts = [model.layer.predict(model.features(inputs, draw, Seed(2))).log_probs for draw in range(3)]
-    found = model.eval().predict(inputs, rng=Seed(2))
-    assert isinstance(found, Categorical) and (parts[0] - parts[1]).abs().max() > 1e-3
-    torch.testing.assert_close(found.draw_log_probs, torch.stack(parts))
+    predictive = model.eval().predict(inputs, rng=Seed(2))
+    assert isinstance(predictive, Categorical) and (parts[0] - parts[1]).abs().max() > 1e-3
+    torch.testing.assert_close(predictive.draw_log_probs, torch.stack(parts))
 
 
 def test_a_prior_variance_is_for_a_linear_layer_and_a_rank_for_low_rank_alone() -> None:

@@ -28,11 +28,11 @@ def learner(outputs: int = 2, **layer: Any) -> LastLayerLearner:
     """A learner in float64 whose noise differs between inputs and depends between outputs."""
     settings = GaussianLayer("dense", None, 2.0, 3.0, 0.7, 1.0, noise="each input", **layer)
     spec = LastLayerSpec(MlpConfig("mlp", (4,)), (3,), outputs, "regression", settings, None)
-    made, random = spec.build(Seed(0)).double(), Seed(1).generator()
-    assert made.log_noise is not None and isinstance(made.layer, Regression)
-    for weight in (made.log_noise.weight, made.log_noise.bias, made.layer.noise_factor, made.layer.noise_log_root):
+    model, random = spec.build(Seed(0)).double(), Seed(1).generator()
+    assert model.log_noise is not None and isinstance(model.layer, Regression)
+    for weight in (model.log_noise.weight, model.log_noise.bias, model.layer.noise_factor, model.layer.noise_log_root):
         weight.data = torch.randn(weight.shape, generator=random).double()
-    return made.eval()
+    return model.eval()
 
 
 def rows(outputs: int = 2) -> tuple[Tensor, Tensor]:
@@ -49,67 +49,67 @@ def known(made: LastLayerLearner, inputs: Tensor) -> tuple[Tensor, Tensor, Tenso
 
 @torch.no_grad()
 def test_the_loss_is_minus_the_bound_of_each_row_with_its_own_covariance() -> None:
-    made, (x, y) = learner(), rows()
-    phi, factor, s, sigma = known(made, x)
+    model, (x, y) = learner(), rows()
+    phi, factor, s, sigma = known(model, x)
     bounds = [
-        MultivariateNormal(made.layer.mean @ row, e * sigma).log_prob(target)
+        MultivariateNormal(model.layer.mean @ row, e * sigma).log_prob(target)
         - 0.5 * (row @ s @ row) * torch.trace(torch.linalg.inv(e * sigma))
         for row, e, target in zip(phi, factor, y, strict=True)
     ]
-    prior = (made.layer.log_noise_prior() - made.layer.kl()) / 50
-    torch.testing.assert_close(made(x, y, 50, {}), -(torch.stack(bounds).mean() + prior))
+    prior = (model.layer.log_noise_prior() - model.layer.kl()) / 50
+    torch.testing.assert_close(model(x, y, 50, {}), -(torch.stack(bounds).mean() + prior))
 
 
 @torch.no_grad()
 def test_the_predictive_has_the_noise_of_its_input() -> None:
-    made, (x, _) = learner(), rows()
-    phi, factor, s, sigma = known(made, x)
-    found = made.predict(x, rng=Seed(0))
-    assert isinstance(found, Gaussian)
+    model, (x, _) = learner(), rows()
+    phi, factor, s, sigma = known(model, x)
+    predictive = model.predict(x, rng=Seed(0))
+    assert isinstance(predictive, Gaussian)
     spread = torch.einsum("ri,ij,rj->r", phi, s, phi)[:, None]
-    torch.testing.assert_close(found.mean, phi @ made.layer.mean.mT)
-    torch.testing.assert_close(found.variance, spread + factor * sigma.diagonal())
+    torch.testing.assert_close(predictive.mean, phi @ model.layer.mean.mT)
+    torch.testing.assert_close(predictive.variance, spread + factor * sigma.diagonal())
 
 
 @torch.no_grad()
 def test_the_exact_posterior_is_weighted_bayesian_linear_regression() -> None:
-    made, (x, y) = learner(outputs=1), rows(outputs=1)
-    phi, factor, _, sigma = known(made, x)
-    assert isinstance(made.layer, Regression)
-    made.exact = condition(made.layer, [made.row(x, y, 0, Seed(0))])
+    model, (x, y) = learner(outputs=1), rows(outputs=1)
+    phi, factor, _, sigma = known(model, x)
+    assert isinstance(model.layer, Regression)
+    model.exact = condition(model.layer, [model.row(x, y, 0, Seed(0))])
     weights = 1 / (factor * sigma)  # [row, 1]
     covariance = torch.linalg.inv(phi.mT @ (weights * phi) + torch.eye(4).double() / 2.0)
     mean = covariance @ phi.mT @ (weights * y)
-    found = made.predict(x, rng=Seed(0))
-    torch.testing.assert_close(found.mean, phi @ mean)
+    predictive = model.predict(x, rng=Seed(0))
+    torch.testing.assert_close(predictive.mean, phi @ mean)
     spread = torch.einsum("ri,ij,rj->r", phi, covariance, phi)[:, None]
-    torch.testing.assert_close(found.variance, spread + factor * sigma)
+    torch.testing.assert_close(predictive.variance, spread + factor * sigma)
 
 
 @torch.no_grad()
 def test_the_joint_of_observations_has_the_noise_of_each_of_their_inputs() -> None:
-    made, (x, y) = learner(outputs=1), rows(outputs=1)
-    phi, factor, s, sigma = known(made, x)
+    model, (x, y) = learner(outputs=1), rows(outputs=1)
+    phi, factor, s, sigma = known(model, x)
     places = torch.tensor([[0, 0, 3]])
-    joint = made.functions(x[None], rng=Seed(0)).joint(places, draws=1, rng=Seed(0))
+    joint = model.functions(x[None], rng=Seed(0)).joint(places, draws=1, rng=Seed(0))
     assert isinstance(joint, JointGaussian)
     some = places[0]
     covariance = phi[some] @ s @ phi[some].mT + torch.diag((factor * sigma)[some, 0])
-    expected = multivariate_normal((phi @ made.layer.mean.mT)[some, 0], covariance).logpdf(y[some, 0])
+    expected = multivariate_normal((phi @ model.layer.mean.mT)[some, 0], covariance).logpdf(y[some, 0])
     np.testing.assert_allclose(joint.log_prob(y[some][None]), [expected], rtol=1e-9)
 
 
 @torch.no_grad()
 def test_an_estimate_moves_the_log_noise_along_its_line() -> None:
     """The variance of the function is subtracted: the line is of the noise."""
-    made, (x, _) = learner(outputs=1), rows(outputs=1)
-    _, before, _, sigma = known(made, x)
+    model, (x, _) = learner(outputs=1), rows(outputs=1)
+    _, before, _, sigma = known(model, x)
     line = {"shift": torch.tensor(0.4), "slope": torch.tensor(0.3)}
-    weights = made.with_estimated(made.state_dict(), line)
-    made.load_state_dict(weights)
-    _, after, _, again = known(made, x)
+    weights = model.with_estimated(model.state_dict(), line)
+    model.load_state_dict(weights)
+    _, after, _, again = known(model, x)
     torch.testing.assert_close((after * again).log(), 0.4 + 0.3 * (before * sigma).log())
-    assert torch.equal(weights["layer.mean"], made.layer.mean)
+    assert torch.equal(weights["layer.mean"], model.layer.mean)
 
 
 def test_a_fitted_posterior_has_its_noise_after_it_was_stored_and_classes_have_none(tiny_table: FitData) -> None:

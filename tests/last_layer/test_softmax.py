@@ -120,6 +120,6 @@ def test_samples_are_softmaxes_of_logits_with_one_normal_number_a_class_for_all_
 def test_an_unlikely_class_keeps_its_log_probability_in_float32(gap: float) -> None:
     """log E[softmax_1] → −gap + (v_0 + v_1)/2, the mean of e^(z_1 − z_0), also where its exponential underflows."""
     mean, variance = torch.tensor([[0.0, -gap]]), torch.tensor([[0.3, 0.5]])
-    found = softmax.quadrature(mean, variance)[0, 0, 1]
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, torch.tensor(-gap + 0.4), atol=2e-4, rtol=1e-6)
+    mean_share = softmax.quadrature(mean, variance)[0, 0, 1]
+    assert mean_share.dtype == torch.float32
+    torch.testing.assert_close(mean_share, torch.tensor(-gap + 0.4), atol=2e-4, rtol=1e-6)

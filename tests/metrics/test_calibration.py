@@ -81,12 +81,12 @@ def by_images(sigma: mpmath.mpf, at: np.ndarray, residuals: np.ndarray) -> mpmat
 def test_the_smooth_error_solves_its_fixed_point_equation_with_50_digits() -> None:
     """Four residuals; a kernel that is not reflected loses mass at the ends and gives at least a tenth less."""
     at, residuals = np.array([0.02, 0.4, 0.7, 0.97]), np.array([0.5, -0.4, 0.3, -0.6])
-    found = float(smooth_error(at, residuals[None])[0])
+    error = float(smooth_error(at, residuals[None])[0])
     with mpmath.workdps(50):
-        assert float(by_images(mpmath.mpf(found), at, residuals)) == pytest.approx(found, rel=1e-4)
+        assert float(by_images(mpmath.mpf(error), at, residuals)) == pytest.approx(error, rel=1e-4)
     t = np.linspace(0, 1, 4001)
-    plain = np.exp(-(((t[:, None] - at) / found) ** 2) / 2) / np.sqrt(2 * np.pi) / found @ residuals / 4
-    assert scipy.integrate.trapezoid(np.abs(plain), t) < 0.9 * found
+    plain = np.exp(-(((t[:, None] - at) / error) ** 2) / 2) / np.sqrt(2 * np.pi) / error @ residuals / 4
+    assert scipy.integrate.trapezoid(np.abs(plain), t) < 0.9 * error
 
 
 @pytest.mark.parametrize("scale", [0.02, 1.0])
@@ -95,18 +95,18 @@ def test_the_smooth_error_matches_a_dense_sum_over_images(scale: float) -> None:
     random = Seed(1).numpy()
     at = random.random(2000)
     residuals = scale * (np.sin(9 * at) * 0.3 + random.normal(size=2000) * 0.5)
-    found = float(smooth_error(at, residuals[None])[0])
+    error = float(smooth_error(at, residuals[None])[0])
     t = (np.arange(2500) + 0.5) / 2500
-    images = sum(np.exp(-(((t[:, None] - n - s * at) / found) ** 2) / 2) for n in (-2, 0, 2) for s in (1, -1))
-    dense = np.abs(images @ residuals).mean() / np.sqrt(2 * np.pi) / found / 2000
-    assert found == pytest.approx(dense, rel=1e-3)
+    images = sum(np.exp(-(((t[:, None] - n - s * at) / error) ** 2) / 2) for n in (-2, 0, 2) for s in (1, -1))
+    dense = np.abs(images @ residuals).mean() / np.sqrt(2 * np.pi) / error / 2000
+    assert error == pytest.approx(dense, rel=1e-3)
 
 
 def test_the_smooth_error_of_residuals_of_one_sign_is_their_absolute_mean() -> None:
     """The kernel keeps mass, so that the integral does not depend on the width."""
     at = np.linspace(0, 1, 7)
-    found = smooth_error(at, np.array([np.full(7, 0.25), np.full(7, -0.125), np.zeros(7)]))
-    np.testing.assert_allclose(found, [0.25, 0.125, 0], atol=1e-6)
+    errors = smooth_error(at, np.array([np.full(7, 0.25), np.full(7, -0.125), np.zeros(7)]))
+    np.testing.assert_allclose(errors, [0.25, 0.125, 0], atol=1e-6)
 
 
 @pytest.mark.parametrize("measure", MEASURES.values(), ids=MEASURES)
@@ -161,25 +161,25 @@ def test_the_expected_error_and_the_p_value_match_an_enumeration() -> None:
     weights = np.prod(np.where(columns == 0, first, 1 - first), axis=1)
     errors = adaptive(probs, columns, 3)
     mean, sd = weights @ errors, np.sqrt(weights @ errors**2 - (weights @ errors) ** 2)
-    found = check(lambda p, y: adaptive(p, y, 3), probs, columns[5], Seed(0), draws=4000)
-    assert abs(found.expected - mean) < 5 * sd / np.sqrt(4000)  # false alarms: 6e-7
+    result = check(lambda p, y: adaptive(p, y, 3), probs, columns[5], Seed(0), draws=4000)
+    assert abs(result.expected - mean) < 5 * sd / np.sqrt(4000)  # false alarms: 6e-7
     exact = weights[errors >= errors[5] - 1e-12].sum()
-    assert abs(found.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4000) + 1 / 4000
+    assert abs(result.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4000) + 1 / 4000
 
 
 @pytest.mark.parametrize("name", ["adaptive", "class_wise", pytest.param("smooth", marks=pytest.mark.slow)])
 def test_false_alarms_are_as_rare_as_stated_and_overconfidence_is_found(name: str) -> None:
     """At 10 %, 120 data sets of 60 rows with right probabilities, and 30 with probabilities that are too sharp."""
-    alarms = found = 0
+    alarms = detected = 0
     for number in range(120):
         probs = probabilities(60, number)
         (labels,) = np.concatenate(list(drawn_labels(probs, Seed(number).fold("truth"), 1)))[None]
         rng = Seed(number)
         alarms += check(MEASURES[name], probs, labels[0], rng, draws=19).miscalibrated(0.1)
         if number < 30:
-            found += check(MEASURES[name], sharpened(probs, 4), labels[0], rng, draws=19).miscalibrated(0.1)
+            detected += check(MEASURES[name], sharpened(probs, 4), labels[0], rng, draws=19).miscalibrated(0.1)
     assert binom.ppf(ALARM, 120, 0.1) <= alarms <= binom.isf(ALARM, 120, 0.1)
-    assert found > binom.isf(ALARM, 30, 0.1)  # the wrong variant: labels from other probabilities
+    assert detected > binom.isf(ALARM, 30, 0.1)  # the wrong variant: labels from other probabilities
 
 
 def test_the_least_p_value_is_reached_by_confident_wrong_answers() -> None:

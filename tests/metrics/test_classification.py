@@ -79,10 +79,10 @@ def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> No
 def test_the_batch_nll_of_two_draws_matches_a_hand_calculation() -> None:
     """Geometric means over the rows: √(.9·.4) = .6 of the first draw, √(.2·.8) = .4 of the second."""
     terms = torch.tensor([[0.9, 0.4], [0.2, 0.8]], dtype=torch.float64).log()
-    found = metrics.batch_nll(terms)
-    assert (found.value, found.count) == (pytest.approx(-math.log(0.5), rel=1e-12), 2)
+    nll = metrics.batch_nll(terms)
+    assert (nll.value, nll.count) == (pytest.approx(-math.log(0.5), rel=1e-12), 2)
     per_row = -(math.log(0.55) + math.log(0.6)) / 2  # the control: the mixture at each row gives another number
-    assert found.value > per_row + 0.1
+    assert nll.value > per_row + 0.1
 
 
 def test_the_batch_nll_of_one_row_is_the_nll_and_of_one_draw_the_mean_over_rows() -> None:
@@ -149,11 +149,11 @@ def test_auroc_is_the_share_of_pairs_in_order_and_fpr95_the_least_rate_on_scikit
 
 def test_aupr_in_and_aupr_out_take_their_own_set_as_positive() -> None:
     """Scores 3, 2, 0 in and 1 out. In positive: precisions 1, 1, 3/4. Out positive: second of four, 1/2."""
-    found = metrics.detection(np.array([3.0, 2, 0]), np.array([1.0]))
-    assert found["aupr_in"] == pytest.approx((1 + 1 + 3 / 4) / 3)
-    assert found["aupr_out"] == pytest.approx(1 / 2)
-    assert found["auroc"] == pytest.approx(2 / 3)
-    assert found["fpr95"] == 1.0
+    detection = metrics.detection(np.array([3.0, 2, 0]), np.array([1.0]))
+    assert detection["aupr_in"] == pytest.approx((1 + 1 + 3 / 4) / 3)
+    assert detection["aupr_out"] == pytest.approx(1 / 2)
+    assert detection["auroc"] == pytest.approx(2 / 3)
+    assert detection["fpr95"] == 1.0
     assert false_positive_rate(np.arange(20.0), np.array([0.5, 1.0]), 0.95) == 0.5  # 19 of 20 rows reach 1
 
 
@@ -174,11 +174,11 @@ def test_the_parts_of_two_stated_probabilities_match_a_hand_calculation() -> Non
     """At .2 one row in four is of the class, at .6 three in four; both classes have the same parts."""
     first = np.repeat([0.2, 0.6], 4)
     labels = np.array([0, 1, 1, 1, 0, 0, 0, 1])
-    found = brier_parts(np.stack([first, 1 - first], 1), labels, bins=2, corrected=False)
-    assert found.reliability == pytest.approx(2 * (0.05**2 + 0.15**2) / 2)
-    assert found.resolution == pytest.approx(2 * 0.25**2)
-    assert found.uncertainty == pytest.approx(2 * 0.25)
-    assert found.within == pytest.approx(0, abs=1e-15)
+    parts = brier_parts(np.stack([first, 1 - first], 1), labels, bins=2, corrected=False)
+    assert parts.reliability == pytest.approx(2 * (0.05**2 + 0.15**2) / 2)
+    assert parts.resolution == pytest.approx(2 * 0.25**2)
+    assert parts.uncertainty == pytest.approx(2 * 0.25)
+    assert parts.within == pytest.approx(0, abs=1e-15)
 
 
 def test_reliability_is_unbiased_over_all_labels() -> None:
@@ -200,16 +200,16 @@ def test_reliability_is_unbiased_over_all_labels() -> None:
 
 def test_uncertainty_is_unbiased_over_drawn_rows_and_labels() -> None:
     """Every draw of four rows of two kinds, with every column of labels: 256 samples, weighted by their probability."""
-    kinds, true, found, plain = (0.3, 0.8), (0.4, 0.7), 0.0, 0.0
+    kinds, true, corrected_sum, plain = (0.3, 0.8), (0.4, 0.7), 0.0, 0.0
     for picked in itertools.product([0, 1], repeat=4):
         stated = np.array([kinds[k] for k in picked])
         for labels in itertools.product([0, 1], repeat=4):
             weight = np.prod([0.5 * (true[k] if y else 1 - true[k]) for k, y in zip(picked, labels, strict=True)])
             arguments = np.stack([1 - stated, stated], 1), np.array(labels)
             parts, biased = (brier_parts(*arguments, bins=2, corrected=corrected) for corrected in (True, False))
-            found += weight * parts.uncertainty
+            corrected_sum += weight * parts.uncertainty
             plain += weight * biased.uncertainty
-    assert found == pytest.approx(2 * 0.55 * 0.45, rel=1e-12)  # summed over both classes
+    assert corrected_sum == pytest.approx(2 * 0.55 * 0.45, rel=1e-12)  # summed over both classes
     assert plain == pytest.approx(0.75 * 2 * 0.55 * 0.45, rel=1e-12)
 
 
@@ -222,6 +222,6 @@ def test_a_bin_of_one_row_joins_its_neighbour() -> None:
 
 def test_one_row_has_only_uncorrected_parts_and_one_class_scores_zero() -> None:
     assert brier_parts(np.array([[0.7, 0.3]]), np.array([0])) is None
-    found = brier_parts(np.array([[0.7, 0.3]]), np.array([0]), corrected=False)
-    assert (found.reliability, found.resolution, found.uncertainty) == (pytest.approx(2 * 0.09), 0, 0)
+    parts = brier_parts(np.array([[0.7, 0.3]]), np.array([0]), corrected=False)
+    assert (parts.reliability, parts.resolution, parts.uncertainty) == (pytest.approx(2 * 0.09), 0, 0)
     assert brier_parts(np.ones((5, 1)), np.zeros(5, int)).brier == 0

@@ -32,15 +32,15 @@ def test_raps_matches_a_loop_over_sorted_classes(weight: float, beyond: int) -> 
     probs, _ = drawn(40)
     probs[0] = [0.3, 0.1, 0.3, 0.1, 0.1, 0.1]  # ties: the first class is the likelier one
     uniform = Seed(5).numpy().random(40)
-    found = raps(probs, uniform, weight, beyond)
+    raps_scores = raps(probs, uniform, weight, beyond)
     for row, p in enumerate(probs):
         before = 0.0
         for rank, k in enumerate(sorted(range(6), key=lambda k: (-p[k], k)), start=1):
             expected = before + uniform[row] * p[k] + weight * max(0, rank - beyond)
-            assert found[row, k] == pytest.approx(expected, abs=1e-12)
+            assert raps_scores[row, k] == pytest.approx(expected, abs=1e-12)
             before += p[k]
     if weight == 0:
-        assert (found == aps(probs, uniform)).all()
+        assert (raps_scores == aps(probs, uniform)).all()
 
 
 def test_cqr_and_widening_match_a_hand_calculation() -> None:
@@ -71,15 +71,15 @@ def test_a_group_that_lac_covers_too_rarely_is_found_and_aps_has_no_such_group()
     hard = (random.random(4000) < 0.3).astype(int)
     probs = kinds[hard]
     labels = (probs.cumsum(1)[:, :-1] <= random.random((4000, 1))).sum(1)
-    found = {}
+    coverage = {}
     for name, score in (("lac", lambda p, _: lac(p)), ("aps", aps)):
         members = conformal.sets_by_halves(score, probs, labels, 0.9, Seed(0))
         held = members[np.arange(4000), labels]
         assert held.sum() >= binom.ppf(ALARM, 4000, 0.89)  # the thresholds vary by the rows of the halves, too
-        found[name] = held_by_group(held, hard, confidence=1 - ALARM)
-    assert found["lac"][0].group == 1 and found["lac"][0].differs(0.9)
-    assert found["lac"][0].low <= 0.8 <= found["lac"][0].high  # the two likeliest classes
-    assert not any(one.differs(0.9) for one in found["aps"])
+        coverage[name] = held_by_group(held, hard, confidence=1 - ALARM)
+    assert coverage["lac"][0].group == 1 and coverage["lac"][0].differs(0.9)
+    assert coverage["lac"][0].low <= 0.8 <= coverage["lac"][0].high  # the two likeliest classes
+    assert not any(one.differs(0.9) for one in coverage["aps"])
 
 
 def test_halves_partition_the_rows_and_calibrate_each_other() -> None:
@@ -96,8 +96,8 @@ def test_widths_at_equal_coverage_do_not_depend_on_the_stated_scale() -> None:
     stated = ((centre - k * sd, centre, centre + k * sd) for k in (1.0, 3.0))
     narrow, wide = (conformal.widened_by_halves(*ends, targets, 0.9, Seed(0)) for ends in stated)
     np.testing.assert_allclose(narrow[1], wide[1], rtol=1e-9)
-    known, others = next(conformal.halves(200, Seed(0)))
-    factor = np.sort(np.abs(noise[known]))[90]  # ⌈101·.9⌉ = 91st
+    fitted_half, others = next(conformal.halves(200, Seed(0)))
+    factor = np.sort(np.abs(noise[fitted_half]))[90]  # ⌈101·.9⌉ = 91st
     np.testing.assert_allclose((narrow[1] - narrow[0])[others], 2 * factor * sd[others], rtol=1e-9)
     low, high = conformal.widened_by_halves(centre - sd, centre, centre + 3 * sd, targets, 0.9, Seed(0))
     np.testing.assert_allclose(high - centre, 3 * (centre - low), rtol=1e-9)  # arms keep their ratio

@@ -84,19 +84,19 @@ def test_a_mixture_has_its_own_quantiles_and_several_outputs_have_none(draws: in
 
 def test_scores_of_classes_match_the_functions_of_their_metrics() -> None:
     fit = of_table(table_of(*classes()))
-    found = scores(fit)
-    assert list(found) == list(stored_metrics("classification"))
-    assert {count for _, count in found.values()} == {300}
+    values = scores(fit)
+    assert list(values) == list(stored_metrics("classification"))
+    assert {count for _, count in values.values()} == {300}
     for name, measure in MEASURES.items():
         checked = calibration_tests.check(measure, fit.probs, fit.labels, fit.rng, stored.DRAWS)
-        assert found[f"ece_{name}"][0] == checked.value
-        assert found[f"ece_{name}_expected"][0] == checked.expected
-        assert found[f"ece_{name}_p"][0] == checked.p_value
-    parts = [found[f"brier_{part}"][0] for part in ("reliability", "resolution", "uncertainty")]
+        assert values[f"ece_{name}"][0] == checked.value
+        assert values[f"ece_{name}_expected"][0] == checked.expected
+        assert values[f"ece_{name}_p"][0] == checked.p_value
+    parts = [values[f"brier_{part}"][0] for part in ("reliability", "resolution", "uncertainty")]
     predictive, targets = classes()
     assert parts[0] - parts[1] + parts[2] == pytest.approx(metrics.brier(predictive, targets).value, abs=0.01)
-    assert found["set_size_raps"][0] <= found["set_size_aps"][0] + 0.2
-    assert scores(fit) == found  # all random numbers are drawn from fixed seeds
+    assert values["set_size_raps"][0] <= values["set_size_aps"][0] + 0.2
+    assert scores(fit) == values  # all random numbers are drawn from fixed seeds
 
 
 def test_widths_of_a_gaussian_match_intervals_calibrated_on_halves() -> None:
@@ -131,9 +131,9 @@ def test_one_row_and_one_class_have_only_the_scores_that_are_defined() -> None:
     assert (certain["ece_smooth"][0], certain["ece_smooth_p"][0], certain["set_size_lac"][0]) == (0, 1, 1)
     point = scipy.stats.norm.cdf(-1), 1 + scipy.stats.norm.ppf([0.05, 0.5, 0.95])
     of_one = np.zeros((1, 1)), np.ones((1, 1)), np.ones((1, 1)), np.array([scipy.stats.norm.logpdf(1)])
-    found = scores(StoredValues(*of_one, Seed(0), np.full((1, 1), point[0]), point[1].reshape(3, 1, 1)))
-    assert {"width_at_90", "refusal_gain"} & found.keys() == set()
-    assert found["quantile_error"][1] == 1 and found["risk_at_80"] == (1, 1)
+    values = scores(StoredValues(*of_one, Seed(0), np.full((1, 1), point[0]), point[1].reshape(3, 1, 1)))
+    assert {"width_at_90", "refusal_gain"} & values.keys() == set()
+    assert values["quantile_error"][1] == 1 and values["risk_at_80"] == (1, 1)
     zeros = np.zeros((20, 1))  # a predictive of one point
     point = scores(StoredValues(zeros, zeros, zeros, np.zeros(20), Seed(0), zeros + 0.5, np.zeros((3, 20, 1))))
     assert "width_at_90" not in point and point["width_cqr_90"] == (0, 20)

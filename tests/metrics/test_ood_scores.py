@@ -153,8 +153,8 @@ def test_wrong_variants_differ_from_the_formulas() -> None:
         "none": one.features,
         "set to 0": np.where(one.features > limit, 0, one.features),
     }
-    for said, features in clipped.items():
-        assert not np.allclose(ood.energy(one.logits(features)), react(one), rtol=1e-2), said
+    for layer, features in clipped.items():
+        assert not np.allclose(ood.energy(one.logits(features)), react(one), rtol=1e-2), layer
     for name, values in wrong.items():
         assert not np.allclose(values, DENSE[name][1](one), rtol=1e-2), name
 
@@ -201,7 +201,7 @@ def test_a_score_matches_pytorch_ood(name: str) -> None:
     detector = pytest.importorskip("pytorch_ood.detector", reason="compares with the package pytorch-ood 0.4.0")
     one, kind = cells(), torch.float64
     train, features = torch.tensor(one.train), torch.tensor(one.features)
-    logits, known = torch.tensor(one.logits(one.features)), torch.tensor(one.logits(one.train))
+    logits, train_logits = torch.tensor(one.logits(one.features)), torch.tensor(one.logits(one.train))
     labels = torch.tensor(one.labels)
     fitted_last = {"d": WIDTH // 2, "w": torch.tensor(one.weight), "b": torch.tensor(one.bias)}
     theirs: dict[str, Callable[[], torch.Tensor]] = {
@@ -212,7 +212,7 @@ def test_a_score_matches_pytorch_ood(name: str) -> None:
         "gen": lambda: (
             2 * detector.GEN.score(logits / 9, gamma=0.1, M=2)
         ),  # a mean over classes, of p in 1e-7 … 1 − 1e-7
-        "kl_matching": lambda: detector.KLMatching(None).fit_logits(known, labels).predict_logits(logits),
+        "kl_matching": lambda: detector.KLMatching(None).fit_logits(train_logits, labels).predict_logits(logits),
         "mahalanobis": lambda: (  # half the distance by the sum of squares
             2
             * len(train)

@@ -27,10 +27,10 @@ def tied(count: int, shift: float, seed: int) -> np.ndarray:
 def test_an_area_is_the_share_of_pairs_in_order_and_ties_count_half() -> None:
     inside, sets = tied(40, 1, 0), [tied(30, 0, 1), tied(50, 0.5, 2)]
     pairs = [[(a > b) + (a == b) / 2 for a, b in itertools.product(inside, out)] for out in sets]
-    found = ood.area(inside, sets)
-    assert found.mean == pytest.approx(np.mean([np.mean(part) for part in pairs]), rel=1e-12)
+    areas = ood.area(inside, sets)
+    assert areas.mean == pytest.approx(np.mean([np.mean(part) for part in pairs]), rel=1e-12)
     each = [sklearn.metrics.roc_auc_score([1] * 40 + [0] * len(out), np.concatenate([inside, out])) for out in sets]
-    assert found.mean == pytest.approx(np.mean(each), rel=1e-12)
+    assert areas.mean == pytest.approx(np.mean(each), rel=1e-12)
 
 
 def test_the_error_of_an_area_equals_delongs_formula() -> None:
@@ -73,10 +73,10 @@ def several(seed: int, *, features: bool = True, gap: float = 3.0, shared: int =
         seen = centres + fixed.normal(size=(count, 6)) + shift + 0.3 * random.normal(size=(count, 6))
         logits = random.normal(size=(count, 3))
         logs = logits - np.log(np.exp(logits).sum(1, keepdims=True))
-        own = {"max_prob": logs.max(1), "density": random.normal(size=count)}
+        logged = {"max_prob": logs.max(1), "density": random.normal(size=count)}
         if not features:
-            return Rows(logs, target, own=own)
-        return Rows(logs, target, seen, logits, np.zeros(6), own)
+            return Rows(logs, target, own=logged)
+        return Rows(logs, target, seen, logits, np.zeros(6), logged)
 
     return StoredFit(
         part(60, 0, True), part(50, 0, True), {"held_out": part(40, gap, False), "noise": part(30, 9, False)}
@@ -90,10 +90,10 @@ def test_figures_are_means_over_the_sets_of_a_group_and_over_fits() -> None:
     assert one.sets == {"far": ("held_out", "noise")}
     expected = []
     for fit in fits.values():
-        found = ood.scores_of(fit)["nearest"]
+        distances = ood.scores_of(fit)["nearest"]
         for name in ("held_out", "noise"):
-            truth = [1] * 50 + [0] * len(found[name])
-            expected.append(sklearn.metrics.roc_auc_score(truth, np.concatenate([found["test"], found[name]])))
+            truth = [1] * 50 + [0] * len(distances[name])
+            expected.append(sklearn.metrics.roc_auc_score(truth, np.concatenate([distances["test"], distances[name]])))
     figure = one.figures["far"]["nearest"]
     assert figure.mean() == pytest.approx(np.mean(expected), rel=1e-12)
     by_fit = np.reshape(expected, (2, 2)).mean(1)
@@ -109,13 +109,13 @@ def test_seeds_of_a_split_are_averaged_first() -> None:
 
 @pytest.mark.parametrize("seeds", [1, 2])
 def test_stored_figures_are_read_back_to_the_last_bit(tmp_path: Path, seeds: int) -> None:
-    made = ood.result("a", "fashion_mnist", {(0, seed): several(seed) for seed in range(seeds)})
-    pq.write_table(ood.to_table(made), tmp_path / "ood.parquet")
+    results = ood.result("a", "fashion_mnist", {(0, seed): several(seed) for seed in range(seeds)})
+    pq.write_table(ood.to_table(results), tmp_path / "ood.parquet")
     read = ood.load(tmp_path / "ood.parquet")
-    assert (read.name, read.fits, read.sets) == ("", made.fits, made.sets)
-    assert [[*of] for of in read.figures.values()] == [[*of] for of in made.figures.values()]
-    assert all(vars(read.figures[g][s]) == vars(one) for g, of in made.figures.items() for s, one in of.items())
-    errors = made.figures["near"]["nearest"].errors
+    assert (read.name, read.fits, read.sets) == ("", results.fits, results.sets)
+    assert [[*of] for of in read.figures.values()] == [[*of] for of in results.figures.values()]
+    assert all(vars(read.figures[g][s]) == vars(one) for g, of in results.figures.items() for s, one in of.items())
+    errors = results.figures["near"]["nearest"].errors
     fit = ood.scores_of(several(0))
     areas = {name: ood.area(fit[name]["test"], [fit[name]["held_out"]]) for name in ("nearest", "energy")}
     expected = {"nearest": areas["nearest"].error, "energy": areas["nearest"].minus(areas["energy"]).error}
@@ -135,8 +135,8 @@ def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> Non
     assert "±" in by_name["bare"]["Entropy"] and "±" not in ood.table([whole], "near", "fpr95")[1][0][1]
     text = ood.markdown(header, lines).splitlines()
     assert text[1] == "| --- " + "| ---: " * (len(header) - 1) + "|" and len(text) == 4
-    said = ood.sentence([whole, whole], "near")
-    assert "On near sets (held_out)" in said and stored.label_of(whole.ordered("near")[0]) in said
+    sentence = ood.sentence([whole, whole], "near")
+    assert "On near sets (held_out)" in sentence and stored.label_of(whole.ordered("near")[0]) in sentence
     assert ood.sentence([whole], "far").startswith("On far sets (noise)")
     assert ood.sentence([], "near") == "No run has a near set."
 
@@ -144,11 +144,11 @@ def test_the_table_marks_the_best_score_and_has_dashes_without_features() -> Non
 def test_identical_scores_are_tied() -> None:
     fit = several(0)
     twin = {"twin": ood.scores_of(fit)["nearest"]}
-    own = {name: {"twin": twin["twin"][name]} for name in ("test", "held_out", "noise")}
+    twins = {name: {"twin": twin["twin"][name]} for name in ("test", "held_out", "noise")}
     changed = StoredFit(
         fit.train,
-        Rows(fit.test.log_probs, fit.test.labels, fit.test.features, fit.test.logits, None, own["test"]),
-        {n: Rows(r.log_probs, r.labels, r.features, r.logits, None, own[n]) for n, r in fit.others.items()},
+        Rows(fit.test.log_probs, fit.test.labels, fit.test.features, fit.test.logits, None, twins["test"]),
+        {n: Rows(r.log_probs, r.labels, r.features, r.logits, None, twins[n]) for n, r in fit.others.items()},
     )
     one = ood.result("a", "fashion_mnist", {(0, 0): changed})
     assert {"twin", "nearest"} <= set(one.tied("far"))
@@ -189,10 +189,10 @@ def test_both_of_mahalanobis_scores_use_one_covariance_of_the_classes(monkeypatc
     monkeypatch.setattr(fitted, "_precision", noted)
     for seed in range(2):
         fit = several(seed)
-        found, features = ood.scores_of(fit), (fit.train.features, fit.train.labels, fit.test.features)
+        table, features = ood.scores_of(fit), (fit.train.features, fit.train.labels, fit.test.features)
         assert len(inverted) == 2, "of the classes, and of all rows"
-        np.testing.assert_array_equal(found["mahalanobis"]["test"], ood.mahalanobis(*features))
-        np.testing.assert_array_equal(found["relative_mahalanobis"]["test"], ood.relative_mahalanobis(*features))
+        np.testing.assert_array_equal(table["mahalanobis"]["test"], ood.mahalanobis(*features))
+        np.testing.assert_array_equal(table["relative_mahalanobis"]["test"], ood.relative_mahalanobis(*features))
         inverted.clear()
 
 

@@ -54,8 +54,8 @@ def by_definition(solve: Callable[[float], float], target: float, weight: Callab
     """Integrate 2 ρ_α(F⁻¹(α), y) v(α) over levels, separately on both sides of the kink at F(y)."""
 
     def inside(level: float) -> float:
-        found = solve(level)
-        return 2 * ((target <= found) - level) * (found - target) * weight(level)
+        quantile = solve(level)
+        return 2 * ((target <= quantile) - level) * (quantile - target) * weight(level)
 
     kink = scipy.optimize.brentq(lambda a: solve(a) - target, 1e-12, 1 - 1e-12)
     edges = sorted({1e-12, kink, 1 - 1e-12})
@@ -67,23 +67,23 @@ def by_definition(solve: Callable[[float], float], target: float, weight: Callab
 def test_the_weighted_crps_is_the_integral_over_quantiles(draws: int, weight: Weight) -> None:
     """The mirrored weight, the wrong variant, gives an integral that differs by at least a twentieth."""
     mean, std, targets = mixture(draws)
-    found = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets))[weight].numpy()
+    crps = quantile_weighted_crps(gaussian(mean, std), torch.tensor(targets))[weight].numpy()
     for row in range(3):
         solve = solver(draws, row)
         right = by_definition(solve, targets[row, 0], WEIGHTS[weight])
-        assert found[row, 0] == pytest.approx(right, rel=1e-5)
+        assert crps[row, 0] == pytest.approx(right, rel=1e-5)
         mirrored = by_definition(solve, targets[row, 0], lambda a: WEIGHTS[weight](1 - a))
-        assert weight == "centre" or abs(found[row, 0] / mirrored - 1) > 0.05
+        assert weight == "centre" or abs(crps[row, 0] / mirrored - 1) > 0.05
 
 
 def test_the_weighted_crps_of_a_log_normal_is_the_integral_over_quantiles() -> None:
     """The quantiles of exp(z) are the exponentials of the quantiles of z; the target is above 0."""
     mean, std, _ = mixture(1)
     target = 1.7
-    found = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target))["right"]
+    crps = quantile_weighted_crps(Exponential(gaussian(mean, 0.5 * std)), torch.full((4, 1), target))["right"]
     for row in range(4):
         law = scipy.stats.lognorm(0.5 * std[0, row, 0], scale=np.exp(mean[0, row, 0]))
-        assert found[row, 0].item() == pytest.approx(by_definition(law.ppf, target, WEIGHTS["right"]), rel=1e-4)
+        assert crps[row, 0].item() == pytest.approx(by_definition(law.ppf, target, WEIGHTS["right"]), rel=1e-4)
 
 
 @pytest.mark.parametrize("draws", [1, 5, 40])
@@ -101,14 +101,14 @@ def test_the_weighted_parts_of_a_mixture_of_far_widths_add_up_to_the_closed_form
     mean, variance = torch.tensor([0.3, -0.1]), torch.tensor([0.05, 2.7]).square()
     draws = [torch.stack([values.double()] * 17, 1)[..., None] for values in (mean, variance)]
     targets, predictive = torch.linspace(-4, 4, 17).double()[:, None], Gaussian(*draws)
-    made = Mixture([Gaussian(*(values[k : k + 1] for values in draws)) for k in range(2)], [0.5, 0.5])
-    parts = quantile_weighted_crps(made, targets)
+    mixture = Mixture([Gaussian(*(values[k : k + 1] for values in draws)) for k in range(2)], [0.5, 0.5])
+    parts = quantile_weighted_crps(mixture, targets)
     whole = parts["left"] + parts["right"] + 2 * parts["centre"]
     for row in range(17):
         one = Gaussian(*(values[:, row : row + 1] for values in draws))
         exact = metrics.crps(one, targets[row : row + 1]).value
         assert whole[row].item() == pytest.approx(exact, rel=1e-4)
-    assert metrics.crps(predictive, targets).value == pytest.approx(metrics.crps(made, targets).value, rel=1e-5)
+    assert metrics.crps(predictive, targets).value == pytest.approx(metrics.crps(mixture, targets).value, rel=1e-5)
 
 
 @pytest.mark.parametrize("sd", [0.2, 1.0])
@@ -116,7 +116,7 @@ def test_the_crps_of_widened_logarithms_equals_an_integral_over_their_logarithms
     """By scipy's adaptive quadrature of (F − 1{z ≥ y})²; the largest width reaches e^17 at one standard deviation."""
     shares, widths = [0.5, 0.4, 0.1], [0.125, 1.0, 2.83]
     one = torch.ones(1, 1, 1).double()
-    made = Mixture([Exponential(Gaussian(0 * one, (sd * w) ** 2 * one)) for w in widths], shares)
+    mixture = Mixture([Exponential(Gaussian(0 * one, (sd * w) ** 2 * one)) for w in widths], shares)
 
     def cdf(u: float) -> float:
         return sum(s * scipy.stats.norm.cdf(u, scale=sd * w) for s, w in zip(shares, widths, strict=True))
@@ -125,10 +125,10 @@ def test_the_crps_of_widened_logarithms_equals_an_integral_over_their_logarithms
         low = scipy.integrate.quad(lambda u: cdf(u) ** 2 * np.exp(u), -30 * sd, np.log(y), limit=400, points=[0])
         high = scipy.integrate.quad(lambda u: (1 - cdf(u)) ** 2 * np.exp(u), np.log(y), 25 * sd, limit=400, points=[0])
         target = torch.full((1, 1), y).double()
-        parts = {weight: values.item() for weight, values in quantile_weighted_crps(made, target).items()}
-        assert metrics.crps(made, target).value == pytest.approx(low[0] + high[0], rel=1e-3)
+        parts = {weight: values.item() for weight, values in quantile_weighted_crps(mixture, target).items()}
+        assert metrics.crps(mixture, target).value == pytest.approx(low[0] + high[0], rel=1e-3)
         assert parts["left"] + parts["right"] + 2 * parts["centre"] == pytest.approx(low[0] + high[0], rel=1e-3)
-    below = [metrics.crps(made, torch.full((1, 1), y).double()).value for y in (1e-12, -2.0)]
+    below = [metrics.crps(mixture, torch.full((1, 1), y).double()).value for y in (1e-12, -2.0)]
     assert below[1] - below[0] == pytest.approx(2, rel=1e-6)
 
 
@@ -136,8 +136,8 @@ def test_the_interval_score_of_a_gaussian_equals_its_closed_form() -> None:
     """For N(0, 4) at 90 %: the ends are ±2 z; a target 1 outside costs 20 more."""
     end = 2 * scipy.stats.norm.ppf(0.95)
     predictive = Gaussian(torch.zeros(1, 3, 1), torch.full((1, 3, 1), 4.0))
-    found = interval_score(predictive, torch.tensor([[0.0], [end + 1], [-end - 2]]), 0.9)
-    np.testing.assert_allclose(found.numpy().ravel(), [2 * end, 2 * end + 20, 2 * end + 40], rtol=1e-9)
+    score = interval_score(predictive, torch.tensor([[0.0], [end + 1], [-end - 2]]), 0.9)
+    np.testing.assert_allclose(score.numpy().ravel(), [2 * end, 2 * end + 20, 2 * end + 40], rtol=1e-9)
 
 
 ALARM = 1e-6
@@ -149,10 +149,10 @@ def test_the_transform_of_a_mixture_is_the_mean_over_its_draws() -> None:
     predictive = Gaussian(torch.tensor(mean).reshape(3, 1, 1).double(), torch.tensor(sd).reshape(3, 1, 1).double() ** 2)
     with mpmath.workdps(50):
         exact = sum(mpmath.ncdf(-1, m, s) for m, s in zip(mean, sd, strict=True)) / 3
-    found = pit(predictive, torch.tensor([[-1.0]]))[0, 0]
-    assert found == pytest.approx(float(exact), rel=1e-12)
+    place = pit(predictive, torch.tensor([[-1.0]]))[0, 0]
+    assert place == pytest.approx(float(exact), rel=1e-12)
     moments = float(predictive.mean), math.sqrt(float(predictive.variance))
-    assert abs(scipy.stats.norm.cdf(-1, *moments) - found) > 0.05
+    assert abs(scipy.stats.norm.cdf(-1, *moments) - place) > 0.05
 
 
 def test_targets_drawn_from_a_mixture_have_a_uniform_transform() -> None:
@@ -171,8 +171,8 @@ def test_targets_drawn_from_a_mixture_have_a_uniform_transform() -> None:
 
 
 def test_the_histogram_counts_values_at_both_ends() -> None:
-    found = pit_histogram(np.array([0, 0.05, 0.1, 0.55, 1.0]), bins=10)
-    assert found.count.tolist() == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1]
+    histogram = pit_histogram(np.array([0, 0.05, 0.1, 0.55, 1.0]), bins=10)
+    assert histogram.count.tolist() == [2, 1, 0, 0, 0, 1, 0, 0, 0, 1]
     assert pit_histogram(np.array([0.3]), bins=1).outside.size == 0
     assert (pit_histogram(np.array([0.3]), bins=1).low, pit_histogram(np.array([0.3]), bins=1).high) == (1, 1)
 
@@ -190,8 +190,8 @@ def test_all_bins_are_in_the_band_as_often_as_stated() -> None:
 
 def test_the_quantile_error_matches_a_hand_calculation() -> None:
     """Shares at .25, .5, .75 of four values are .5, .5, 1."""
-    found = quantile_error(np.array([0.1, 0.25, 0.6, 0.7]), levels=3)
-    np.testing.assert_allclose(found.shares, [0.5, 0.5, 1])
-    assert found.value == pytest.approx(2 * 0.0625 / 3)
-    assert found.expected == pytest.approx((0.1875 * 2 + 0.25) / 3 / 4)
-    assert found.p_value == pytest.approx(scipy.stats.kstest([0.1, 0.25, 0.6, 0.7], "uniform").pvalue)
+    error = quantile_error(np.array([0.1, 0.25, 0.6, 0.7]), levels=3)
+    np.testing.assert_allclose(error.shares, [0.5, 0.5, 1])
+    assert error.value == pytest.approx(2 * 0.0625 / 3)
+    assert error.expected == pytest.approx((0.1875 * 2 + 0.25) / 3 / 4)
+    assert error.p_value == pytest.approx(scipy.stats.kstest([0.1, 0.25, 0.6, 0.7], "uniform").pvalue)

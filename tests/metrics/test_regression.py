@@ -28,8 +28,8 @@ def test_crps_is_the_integral_of_the_squared_distance_of_distributions(draws: in
             return (scipy.stats.norm.cdf(y, mean[:, row, 0], std[:, row, 0]).mean() - (y >= targets[row, 0])) ** 2
 
         edge = targets[row, 0]
-        left, right = scipy.integrate.quad(squared, -40, edge)[0], scipy.integrate.quad(squared, edge, 40)[0]
-        return left + right
+        below, right = scipy.integrate.quad(squared, -40, edge)[0], scipy.integrate.quad(squared, edge, 40)[0]
+        return below + right
 
     oracle = np.mean([one(row) for row in range(6)])
     assert metrics.crps(predictive, torch.tensor(targets)).value == pytest.approx(oracle, abs=1e-6)
@@ -58,12 +58,12 @@ def test_the_crps_of_parts_of_very_different_widths_equals_the_closed_form(monke
     exact = (weight * absolute(y - mean, sd)).sum(0) - products.sum() / 2
     pairs = zip(mean[:, 0], sd[:, 0], strict=True)
     parts = [Gaussian(*(torch.full((1, 17, 1), value).double() for value in (m, s**2))) for m, s in pairs]
-    made, targets = Mixture(parts, weight[:, 0].tolist()), torch.tensor(y)[:, None]
-    each = [(Mixture([row(p, i) for p in parts], made.shares), targets[i : i + 1]) for i in range(17)]
-    found = np.array([metrics.crps(*pair).value for pair in each])
-    assert found == pytest.approx(exact, rel=1e-4)
+    mixture, targets = Mixture(parts, weight[:, 0].tolist()), torch.tensor(y)[:, None]
+    each = [(Mixture([row(p, i) for p in parts], mixture.shares), targets[i : i + 1]) for i in range(17)]
+    crps = np.array([metrics.crps(*pair).value for pair in each])
+    assert crps == pytest.approx(exact, rel=1e-4)
     monkeypatch.setattr(regression, "Mixture", type(None))
-    plain = regression.integrated(made, targets, torch.square, torch.square)[:, 0].numpy()
+    plain = regression.integrated(mixture, targets, torch.square, torch.square)[:, 0].numpy()
     assert np.abs(plain / exact - 1).max() > 1e-3
 
 
@@ -75,8 +75,8 @@ def row(part: Gaussian, number: int) -> Gaussian:
 @pytest.mark.parametrize("level", [0.05, 0.5, 0.95])
 def test_a_quantile_inverts_the_mixtures_distribution(draws: int, level: float) -> None:
     predictive, mean, std, _ = mixture(draws)
-    found = predictive.quantile(level).numpy()
-    assert scipy.stats.norm.cdf(found, mean, std).mean(0) == pytest.approx(level, abs=1e-9)
+    quantiles = predictive.quantile(level).numpy()
+    assert scipy.stats.norm.cdf(quantiles, mean, std).mean(0) == pytest.approx(level, abs=1e-9)
 
 
 def test_an_interval_of_a_mixture_holds_its_level_of_the_mixture() -> None:

@@ -21,33 +21,33 @@ RATIO = 1 / 9  # test rows over training rows
 
 def test_intervals_over_splits_and_rows_match_scipys_intervals() -> None:
     values = np.array([0.1, 0.3, -0.1, 0.2, 0.4])
-    found = comparison.over_splits(values, 0.0)
+    estimate = comparison.over_splits(values, 0.0)
     low, high = stats.ttest_1samp(values, 0).confidence_interval(0.95)
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    assert comparison.over_splits(values, 0.0, comparisons=7).half > 1.5 * found.half
-    assert not found.apart and comparison.over_splits(values + 0.1, 0.0).apart
+    assert (estimate.mean - estimate.half, estimate.mean + estimate.half) == pytest.approx((low, high))
+    assert comparison.over_splits(values, 0.0, comparisons=7).half > 1.5 * estimate.half
+    assert not estimate.apart and comparison.over_splits(values + 0.1, 0.0).apart
     shared = comparison.over_splits(values, RATIO)  # rows shared by splits: Nadeau & Bengio 2003, eq. 9
     assert shared.error == pytest.approx(math.sqrt((1 / 5 + RATIO) * values.var(ddof=1)))
     assert shared.half == pytest.approx(stats.t.ppf(0.975, 4) * shared.error)
     values = np.random.default_rng(0).normal(0.2, 1, 400)
-    found = comparison.over_rows(values, comparisons=2)
+    estimate = comparison.over_rows(values, comparisons=2)
     low, high = stats.norm.interval(0.975, values.mean(), stats.sem(values))
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
+    assert (estimate.mean - estimate.half, estimate.mean + estimate.half) == pytest.approx((low, high))
 
 
 @pytest.mark.parametrize("values", [[0.3], [0.1, math.nan, 0.2], [0.1, math.inf, 0.2]])
 def test_the_error_of_one_difference_or_of_unknown_scores_is_unknown(values: list[float]) -> None:
-    for found in (comparison.over_splits(np.array(values), RATIO), comparison.over_rows(np.array(values))):
-        assert found.half == found.error == math.inf and not found.apart
+    for estimate in (comparison.over_splits(np.array(values), RATIO), comparison.over_rows(np.array(values))):
+        assert estimate.half == estimate.error == math.inf and not estimate.apart
 
 
 def test_the_critical_difference_matches_demsars_example() -> None:
     """Demšar 2006, section 3.2.2: four classifiers on fourteen data sets, q = 2.569, CD = 1.25."""
     g = np.random.default_rng(0)
-    found = comparison.mean_ranks("abcd", g.normal(size=(14, 4)))
-    assert found.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
-    assert sum(found.means.values()) == pytest.approx(10)
-    assert list(found.means.values()) == sorted(found.means.values())
+    ranked = comparison.mean_ranks("abcd", g.normal(size=(14, 4)))
+    assert ranked.critical == pytest.approx(2.569 * math.sqrt(4 * 5 / (6 * 14)), rel=1e-3)
+    assert sum(ranked.means.values()) == pytest.approx(10)
+    assert list(ranked.means.values()) == sorted(ranked.means.values())
     assert comparison.mean_ranks("abc", np.arange(3) + np.zeros((9, 3))).p_value < 0.01
 
 

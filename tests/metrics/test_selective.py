@@ -49,7 +49,7 @@ def test_the_augrc_of_wrong_answers_follows_from_the_auroc(digits: int) -> None:
 def test_rows_of_equal_uncertainty_count_as_the_mean_over_their_orders() -> None:
     """Two groups of three equal rows: 36 orders; the order in which the rows are given, a wrong variant, differs."""
     losses, uncertainty = np.array([3.0, 0, 1, 2, 5, 0]), np.array([0.5, 0.5, 0.5, 0.1, 0.1, 0.1])
-    found, risks, areas = risk_coverage(losses, uncertainty), [], []
+    curve, risks, areas = risk_coverage(losses, uncertainty), [], []
     for order in itertools.permutations(range(6)):
         sorted_ = np.array(order)
         if (np.diff(uncertainty[sorted_]) >= 0).all():
@@ -57,9 +57,9 @@ def test_rows_of_equal_uncertainty_count_as_the_mean_over_their_orders() -> None
             risks.append(one.risk)
             areas.append((one.aurc, one.augrc))
     assert len(risks) == 36
-    np.testing.assert_allclose(found.risk, np.mean(risks, axis=0), rtol=1e-12)
-    np.testing.assert_allclose((found.aurc, found.augrc), np.mean(areas, axis=0), rtol=1e-12)
-    assert abs(risk_coverage(losses, uncertainty + 1e-9 * np.arange(6)).aurc - found.aurc) > 0.05
+    np.testing.assert_allclose(curve.risk, np.mean(risks, axis=0), rtol=1e-12)
+    np.testing.assert_allclose((curve.aurc, curve.augrc), np.mean(areas, axis=0), rtol=1e-12)
+    assert abs(risk_coverage(losses, uncertainty + 1e-9 * np.arange(6)).aurc - curve.aurc) > 0.05
 
 
 def test_the_oracle_is_the_best_of_all_orders_and_chance_their_mean() -> None:
@@ -76,7 +76,7 @@ def test_the_gain_is_one_for_the_oracle_and_zero_by_chance() -> None:
     assert gain(losses, losses) == pytest.approx(1)
     assert gain(losses, np.zeros(300)) == pytest.approx(0)
     assert gain(losses, -losses) == pytest.approx(-1)
-    found = gain(losses, uncertainty)
-    assert found == pytest.approx(2 * roc_auc_score(losses, uncertainty) - 1)  # both are linear in the AUROC
+    gained = gain(losses, uncertainty)
+    assert gained == pytest.approx(2 * roc_auc_score(losses, uncertainty) - 1)  # both are linear in the AUROC
     assert gain(np.full(4, 0.3), np.arange(4)) is None
     assert gain(np.zeros(4), np.arange(4)) is None

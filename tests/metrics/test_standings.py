@@ -33,18 +33,18 @@ def test_sentences_over_several_splits_state_ties_and_differences(tmp_path: Path
     near, far = base + 0.001 * g.normal(size=5), base + 1 + 0.001 * g.normal(size=5)
     costs = {"deterministic": (far.tolist(), 0.1), "vbll": (base.tolist(), 0.5), "sgld": (near.tolist(), 2.0)}
     runs = [stored(tmp_path, name, nll, cost=cost) for name, (nll, cost) in costs.items()]
-    found = standings([*runs, stored(tmp_path, "diverged", [np.nan] * 5)])
-    best, second, third = found
+    table = standings([*runs, stored(tmp_path, "diverged", [np.nan] * 5)])
+    best, second, third = table
     assert {best.candidate.key, second.candidate.key} == {"vbll", "sgld"}
     assert third.candidate.key == "deterministic" and third.to_baseline is None and best.to_best is None
     assert not second.to_best.apart
     assert third.to_best.apart and third.to_best.mean == pytest.approx(1, abs=0.01)
-    text = " ".join(sentences(found))
+    text = " ".join(sentences(table))
     assert "Over 5 splits it cannot be told apart from" in text
     assert "1 of 2 others are worse" in text
     assert "The runs use 2 networks" in text
     assert "1 of 1 runs are better than the deterministic network of the same architecture" in text
-    assert {"deterministic", "vbll"} <= {one.candidate.key for one in found if one.efficient}
+    assert {"deterministic", "vbll"} <= {one.candidate.key for one in table if one.efficient}
 
 
 def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp_path: Path) -> None:
@@ -52,8 +52,8 @@ def test_one_split_is_compared_over_its_rows_and_a_sentence_states_the_limit(tmp
     rows = g.normal(size=400)
     better = rows + 0.5 + 0.1 * g.normal(size=400)
     constant = stored(tmp_path, "constant", [-rows.mean()], rows)  # fits of both methods do not depend on their seeds
-    found = standings([constant, stored(tmp_path, "linear", [-better.mean()], better)])
-    second, text = found[1].to_best, " ".join(sentences(found))
+    table = standings([constant, stored(tmp_path, "linear", [-better.mean()], better)])
+    second, text = table[1].to_best, " ".join(sentences(table))
     low, high = stats.ttest_rel(better, rows).confidence_interval(0.95)
     assert (second.mean - second.half, second.mean + second.half) == pytest.approx((low, high), rel=1e-2)
     assert "over the test rows of one split, the 95 % interval of every difference" in text
@@ -97,9 +97,9 @@ def test_equal_seeds_add_no_error_and_equal_errors_add_their_degrees_of_freedom(
     assert same == comparison.over_rows(gaps)
     none = comparison.Difference(1.0, 0.0, 0.0)
     a, b = [0.0, 1.0, 2.0], [5.0, 6.0, 7.0]
-    found = comparison.over_seeds(none, [a, b])
+    estimate = comparison.over_seeds(none, [a, b])
     low, high = stats.ttest_ind(a, b, equal_var=False).confidence_interval(0.95)
-    assert found.half == pytest.approx((high - low) / 2) and found.error == pytest.approx(np.sqrt(2 / 3))
+    assert estimate.half == pytest.approx((high - low) / 2) and estimate.error == pytest.approx(np.sqrt(2 / 3))
     assert comparison.over_seeds(none, [a, [1.0]]) == comparison.Difference(1.0, np.inf, 0.0)
 
 
@@ -133,19 +133,19 @@ def test_rows_of_one_split_give_differences_of_rmse_and_of_accuracy(tmp_path: Pa
             some[name, metric] = Candidate(name, name, of, place)
         some[name] = (means, p)
     hits = [-(some[n][1].argmax(2) == labels).mean(0) for n in ("a", "b")]
-    found = difference(some["a", "accuracy"], some["b", "accuracy"], metric="accuracy")
-    assert found is not None and found.mean == pytest.approx(float(np.mean(hits[0] - hits[1])))
+    estimate = difference(some["a", "accuracy"], some["b", "accuracy"], metric="accuracy")
+    assert estimate is not None and estimate.mean == pytest.approx(float(np.mean(hits[0] - hits[1])))
     over_seeds = sum((some[n][1].argmax(2) == labels).mean(1).var(ddof=1) / 2 for n in ("a", "b"))
-    over_rows = found.mean / stats.ttest_rel(*hits).statistic
-    assert found.error**2 == pytest.approx(over_rows**2 + over_seeds)
+    over_rows = estimate.mean / stats.ttest_rel(*hits).statistic
+    assert estimate.error**2 == pytest.approx(over_rows**2 + over_seeds)
     assert losses(some["a", "accuracy"].folder / "predictions.parquet", "accuracy").tolist() == hits[0].tolist()
     squares = [((y - some[n][0]) ** 2).mean(0) for n in ("a", "b")]
-    found = difference(some["a", "rmse"], some["b", "rmse"], metric="rmse")
+    estimate = difference(some["a", "rmse"], some["b", "rmse"], metric="rmse")
     rmse_a, rmse_b = (np.sqrt(s.mean()) for s in squares)
-    assert found is not None and found.mean == pytest.approx(rmse_a - rmse_b)
+    assert estimate is not None and estimate.mean == pytest.approx(rmse_a - rmse_b)
     by_hand = squares[0] / (rmse_a + rmse_b) - squares[1] / (rmse_a + rmse_b)
     of_seeds = sum(np.sqrt(((y - some[n][0]) ** 2).mean(1)).var(ddof=1) / 2 for n in ("a", "b"))
-    assert found.error**2 == pytest.approx(by_hand.var(ddof=1) / 300 + of_seeds)
+    assert estimate.error**2 == pytest.approx(by_hand.var(ddof=1) / 300 + of_seeds)
     assert losses(tmp_path / "absent.parquet", "rmse") is None
 
 
@@ -153,8 +153,8 @@ def test_mean_ranks_compare_the_methods_that_all_data_sets_have() -> None:
     levels = (("vbll", 1.0), ("sgld", 2.0), ("gp", 3.0))
     datasets = [[(method, level + 0.1 * i) for method, level in levels] for i in range(8)]
     datasets[0] += [("svgp", 0.1), ("gp", 4.0)]
-    found = ranks(datasets)
-    assert found is not None and found.datasets == 8
-    assert found.means == {"vbll": 1.0, "sgld": 2.0, "gp": 3.0}
+    ranked = ranks(datasets)
+    assert ranked is not None and ranked.datasets == 8
+    assert ranked.means == {"vbll": 1.0, "sgld": 2.0, "gp": 3.0}
     assert ranks(datasets[:1]) is None and ranks([]) is None
     assert ranks([[("gp", 1.0)], [("gp", 2.0)]]) is None

@@ -59,11 +59,11 @@ def test_pooling_before_the_relu_changes_no_bit() -> None:
         layers[pool], layers[relu] = layers[relu], layers[pool]
     described.trunk = nn.Sequential(*layers)
     assert len(swapped) == 3 and all(isinstance(layers[relu], nn.MaxPool2d) for _, relu in swapped)
-    found = [n(images) for n in (network, described)]
-    assert torch.equal(*found)
+    both_outputs = [n(images) for n in (network, described)]
+    assert torch.equal(*both_outputs)
     slopes = [
         torch.autograd.grad(outputs.square().sum(), list(one.parameters()))
-        for outputs, one in zip(found, (network, described), strict=True)
+        for outputs, one in zip(both_outputs, (network, described), strict=True)
     ]
     assert all(map(torch.equal, *slopes))
 

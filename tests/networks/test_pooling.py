@@ -31,12 +31,12 @@ def test_values_and_gradients_match_torch(
     if len(shape) == 4:
         inputs = inputs.contiguous(memory_format=order)
     inputs.requires_grad_()
-    found, expected = ours(inputs), theirs(inputs)
+    pooled, expected = ours(inputs), theirs(inputs)
     weights = torch.randn(expected.shape, generator=Seed(1).generator())
-    gradients = [torch.autograd.grad((weights * out).sum(), inputs)[0] for out in (found, expected)]
+    gradients = [torch.autograd.grad((weights * out).sum(), inputs)[0] for out in (pooled, expected)]
     assert torch.equal(*gradients)
     largest = 0.0 if isinstance(ours, MaxPool) else 1e-6  # the order of a mean's sum depends on the processor
-    torch.testing.assert_close(found, expected, rtol=0, atol=largest)
+    torch.testing.assert_close(pooled, expected, rtol=0, atol=largest)
     with torch.no_grad():
         torch.testing.assert_close(ours(inputs), expected, rtol=0, atol=largest)
 

@@ -39,8 +39,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 def config(path: str, made: str, **more: object) -> PythonConfig:
     section = {"name": "python", "path": path, "object": made, **more}
-    found: PythonConfig = read(PythonConfig, section, "network")
-    return found
+    network: PythonConfig = read(PythonConfig, section, "network")
+    return network
 
 
 def theirs(path: str, made: str, shape: tuple[int, ...], **options: object) -> nn.Module:
@@ -55,26 +55,26 @@ def test_the_network_computes_the_users_own_function_of_its_weights(
     file: str, made: str, shape: tuple[int, ...], head: str
 ) -> None:
     ours = config(file, made, head=head)
-    own, inputs = theirs(file, made, shape), torch.randn(6, *shape)
-    last = own.get_submodule(head)
+    original, inputs = theirs(file, made, shape), torch.randn(6, *shape)
+    last = original.get_submodule(head)
     assert isinstance(last, nn.Linear)
     network = build(ours, shape, last.out_features, rng=Seed(0))
-    state = own.state_dict().items()
+    state = original.state_dict().items()
     weights = {"head" + n[len(head) :] if n.startswith(f"{head}.") else f"trunk.{n}": v for n, v in state}
     network.load_state_dict(weights)
-    assert torch.equal(network.eval()(inputs), own.eval()(inputs))
+    assert torch.equal(network.eval()(inputs), original.eval()(inputs))
     assert network.width == last.in_features
 
 
 def test_the_last_linear_layer_is_the_head_and_other_heads_are_refused(file: str) -> None:
     assert build(config(file, "ResNet"), (3, 8, 8), 2, rng=Seed(0)).width == 8
-    for made, rule in (
+    for name, rule in (
         ("softmax", r"network.object must be the last layer of the network: nothing may follow"),
         ("relu_last", r"must be the last layer of the network: .* a softmax or a ReLU"),  # its outputs are positive
         ("batch_statistics", r"gives a row the same outputs alone as among others"),
     ):
         with pytest.raises(ConfigError, match=rule):
-            read_and_build(file, made, (4,))
+            read_and_build(file, name, (4,))
     with pytest.raises(ConfigError, match=r"head must be a linear layer.*got 'layer9 \(it has fc\)'"):
         build(config(file, "ResNet", head="layer9"), (3, 8, 8), 2, rng=Seed(0))
 
@@ -99,12 +99,12 @@ def test_weights_depend_on_their_seed_and_leave_torchs_generator_unchanged(file:
     assert first.width == 6, "options are the function's"
 
 
-@cases("objects", "made shape message")
+@cases("objects", "name shape message")
 def test_an_object_that_is_no_usable_network_is_refused_in_one_line(
-    file: str, made: str, shape: str, message: str
+    file: str, name: str, shape: list[int], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
-        read_and_build(file, made, eval(shape))
+        read_and_build(file, name, tuple(shape))
     assert "\n" not in str(raised.value)
 
 
@@ -146,6 +146,6 @@ def test_a_stored_posterior_names_the_file_and_its_hash(file: str) -> None:
 
 def test_a_config_of_a_file_is_written_and_read_back(file: str) -> None:
     section = {"name": "python", "path": file, "object": "perceptron", "options": {"width": 7}}
-    found = read(Holder, {"network": section}, "methods.m")
-    assert to_mapping(found)["network"] == section | {"head": None, "sha256": found.network.sha256}
-    assert read(Holder, to_mapping(found), "methods.m") == found
+    holder = read(Holder, {"network": section}, "methods.m")
+    assert to_mapping(holder)["network"] == section | {"head": None, "sha256": holder.network.sha256}
+    assert read(Holder, to_mapping(holder), "methods.m") == holder

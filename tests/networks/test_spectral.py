@@ -13,8 +13,8 @@ from bdl_pipe.networks.spectral import SpectralBound, bound_spectral_norms, remo
 def test_a_large_weight_is_scaled_to_the_bound_and_a_small_weight_is_unchanged(shape: tuple[int, ...]) -> None:
     weight = torch.tensor(np.random.default_rng(0).normal(0, 1, shape), dtype=torch.float32)
     sigma = np.linalg.norm(weight.numpy().reshape(shape[0], -1), 2)
-    found = SpectralBound(0.7)(weight)
-    torch.testing.assert_close(found, weight * float(0.7 / sigma))
+    bounded = SpectralBound(0.7)(weight)
+    torch.testing.assert_close(bounded, weight * float(0.7 / sigma))
     assert torch.equal(SpectralBound(1.01 * float(sigma))(weight), weight)
 
 
@@ -26,9 +26,9 @@ def by_svd(weight: torch.Tensor, bound: float) -> torch.Tensor:
 def of_values(rows: int, columns: int, values: list[float]) -> torch.Tensor:
     """A matrix with these singular values, and zero for the others."""
     random = np.random.default_rng(3)
-    left, _ = np.linalg.qr(random.normal(size=(rows, len(values))))
+    left_vectors, _ = np.linalg.qr(random.normal(size=(rows, len(values))))
     right, _ = np.linalg.qr(random.normal(size=(columns, len(values))))
-    return torch.tensor(left @ np.diag(values) @ right.T)
+    return torch.tensor(left_vectors @ np.diag(values) @ right.T)
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(6, 9), (9, 6), (7, 7)])
@@ -38,10 +38,10 @@ def test_value_and_gradient_match_a_singular_value_decomposition(rows: int, colu
     slope = torch.tensor(np.random.default_rng(4).normal(size=(rows, columns)))
     ours, theirs = SpectralBound(0.7)(weight), by_svd(weight, 0.7)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
-    (found,) = torch.autograd.grad(ours, weight, slope)
+    (gradient,) = torch.autograd.grad(ours, weight, slope)
     (expected,) = torch.autograd.grad(theirs, weight, slope)
     near = len(values) == 3  # there the two vectors of the largest value are only known to 1e-16/1e-9
-    torch.testing.assert_close(found, expected, rtol=0, atol=1e-5 if near else 1e-12)
+    torch.testing.assert_close(gradient, expected, rtol=0, atol=1e-5 if near else 1e-12)
 
 
 def test_tied_singular_values_give_the_value_and_a_valid_slope() -> None:

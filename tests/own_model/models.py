@@ -143,12 +143,12 @@ class Answering(nn.Module):
             self.lm_head.weight = self.shared.weight
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Answer:
-        known = torch.tanh(self.encoder["block"](self.encoder["embed_tokens"](input_ids)))
+        hidden = torch.tanh(self.encoder["block"](self.encoder["embed_tokens"](input_ids)))
         start = self.decoder["embed_tokens"](torch.zeros_like(input_ids[:, :1]))
-        scores = self.decoder["query"](start) @ known.transpose(1, 2)
+        scores = self.decoder["query"](start) @ hidden.transpose(1, 2)
         weights = scores.masked_fill(attention_mask[:, None] == 0, -1e9).softmax(-1)
-        found = self.norm(start + weights @ known) * self.scale
-        return Answer(self.lm_head(found)[:, 0])
+        normed = self.norm(start + weights @ hidden) * self.scale
+        return Answer(self.lm_head(normed)[:, 0])
 
 
 class Dictionaries(Dataset[dict[str, Tensor]]):

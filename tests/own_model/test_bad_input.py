@@ -60,17 +60,94 @@ def hooked(change: Callable[[nn.Module], Any]) -> nn.Sequential:
     return model.eval()
 
 
-def value_of(text: str) -> Any:
-    """Evaluate an expression of the file of cases."""
-    return eval(text, {**globals(), "prune": prune})
+MODELS: dict[str, Callable[[], Any]] = {
+    "no model": lambda: 3,
+    "no linear layer": lambda: nn.Sequential(nn.Unflatten(1, (1, 4)), nn.Conv1d(1, 3, 4), nn.Flatten()),
+    "a head of zeros before a tanh": lambda: with_value(
+        with_value(nn.Sequential(net(), nn.Tanh()), "0.2.weight", 0.0), "0.2.bias", 0.0
+    ),
+    "attention over the rows": attends,
+    "batch norm without running statistics": lambda: norm(track_running_stats=False),
+    "weights of NaN": lambda: with_value(net(), "0.bias", float("nan")),
+    "weights without values": lambda: net().to("meta"),
+    "a lazy layer": lambda: nn.Sequential(nn.LazyLinear(8), nn.Linear(8, 3)),
+    "a lazy norm": lambda: nn.Sequential(nn.LazyBatchNorm1d(affine=False), nn.Linear(4, 3)),
+    "a norm of the spectrum by hooks": lambda: hooked(nn.utils.spectral_norm),
+    "pruned and trained": lambda: hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
+    "TorchScript": lambda: quietly(lambda: torch.jit.trace(net(), X)),
+    "softmax after the head": lambda: nn.Sequential(net(), nn.Softmax(-1)),
+    "tied weights": tied,
+    "a tuple as an answer": lambda: nn.Sequential(net(), Function(lambda y: (y, y))),
+    "outputs of tokens": lambda: nn.Sequential(net(), Function(lambda y: y[:, None].expand(-1, 2, -1))),
+    "random outputs": lambda: nn.Sequential(net(), Function(lambda y: y + torch.rand(1))),
+    "a ReLU after the head, and positive outputs": lambda: with_value(
+        nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1), nn.ReLU()), "2.bias", 50.0
+    ),
+    "batch norm": norm,
+}
+INPUTS: dict[str, Any] = {
+    "x": X,
+    "sparse": X.to_sparse(),
+    "quantised": quietly(lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8)),
+    "nested": quietly(lambda: torch.nested.nested_tensor(list(X))),
+    "array": X.numpy(),
+    "narrow": X[:, :3],
+    "large": 2**24 * X.long(),
+    "gap": X.log() * float("nan"),
+    "mapping": {"x": X},
+    "two columns": X[:, :2],
+    "whole": X.long(),
+    "numbers": [1.0],
+}
+TARGETS: dict[str, Any] = {
+    "y": Y,
+    "real labels": Y.float(),
+    "columns": torch.eye(3)[Y],
+    "whole columns": torch.eye(3)[Y].long(),
+    "several labels": (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1),
+    "labels or none": torch.eye(3)[Y] * (Y[:, None] > 0),
+    "several whole labels": (torch.eye(3)[Y] + torch.eye(3)[0]).clamp(max=1).long(),
+    "probabilities": 0.8 * torch.eye(3)[Y] + 0.2 / 3,
+    "one column": Y[:, None],
+    "array": Y.numpy(),
+    "five labels": Y[:5],
+    "list": [0, 1],
+    "labels from 1": Y + 1,
+    "labels below 0": Y - 100,
+    "two outputs": X[:, :2],
+    "one output": X[:, :1],
+    "real truths": (Y > 0).float(),
+    "complex": X[:, 0] + 0j,
+    "sparse": X[:, :1].to_sparse(),
+    "two classes": Y % 2,
+    "gap": torch.tensor([1.0, 2, 3, float("nan"), 5, 6]),
+    "ones": torch.ones(6),
+    "labels of float64": Y.double(),
+    "numbers": X[:, 0],
+}
+LOADERS: dict[str, Any] = {
+    "no loader": None,
+    "a number for a loader": 5,
+    "a batch for a loader": X,
+    "an empty loader": [],
+    "three in a tuple": [(X, Y, Y)],
+    "a tensor alone": [X],
+    "no labels": [{"x": X}],
+    "a text among inputs": [{"x": "a", "labels": Y}],
+    "other keys": [{"x": X, "labels": Y}, {"x": X, "labels": Y, "z": X}],
+    "other lengths": [(X, Y), (X[:, :3], Y)],
+    "other types": [(X, Y), (X.long(), Y)],
+    "batch norm and batches of one row": [(x[None], y[None]) for x, y in zip(X, Y, strict=True)],
+}
 
 
 @cases("fits", "model loader options message")
 def test_bad_input_is_refused_in_one_line_with_the_rule_and_the_value(
-    model: str, loader: str, options: str, message: str
+    model: int | str, loader: list[str] | str, options: dict[str, Any], message: str
 ) -> None:
-    network = value_of(model)
-    arguments = {"method": "deterministic", "train_loader": value_of(loader), **value_of(options)}
+    network = net(model) if isinstance(model, int) else MODELS[model]()
+    batches = LOADERS[loader] if isinstance(loader, str) else [(INPUTS[loader[0]], TARGETS[loader[1]])]
+    arguments = {"method": "deterministic", "train_loader": batches, **options}
     with pytest.raises(UserError, match=message) as caught:
         inspect.unwrap(bayesianise)(network, **arguments)
     assert isinstance(caught.value, ValueError) and "\n" not in str(caught.value)
@@ -80,7 +157,7 @@ def test_bad_input_is_refused_in_one_line_with_the_rule_and_the_value(
 def test_bad_inputs_of_a_prediction_are_refused_with_the_rule_and_the_value(inputs: str, message: str) -> None:
     posterior = bayesianise(net(), "deterministic", [(X, Y)])
     with pytest.raises(UserError, match=message):
-        inspect.unwrap(ModulePosterior.predict)(posterior, value_of(inputs))
+        inspect.unwrap(ModulePosterior.predict)(posterior, INPUTS[inputs])
 
 
 def test_a_teacher_of_other_inputs_or_for_another_method_is_refused() -> None:

@@ -69,5 +69,5 @@ def test_rows_of_another_form_are_refused_before_the_fit(model: nn.Module) -> No
     classes = nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 3))
     rule = r"^calibration_loader: labels must be 0 … 2, for 3 outputs, got 3 in row 1$"
     with pytest.raises(DataError, match=rule):
-        known, wrong = torch.tensor([0, 1]), torch.tensor([2, 3])
-        bayesianise(classes, "kfac_laplace", [(X[:2], known)], calibration_loader=[(X[2:4], wrong)])
+        labels, wrong = torch.tensor([0, 1]), torch.tensor([2, 3])
+        bayesianise(classes, "kfac_laplace", [(X[:2], labels)], calibration_loader=[(X[2:4], wrong)])

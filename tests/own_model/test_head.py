@@ -89,8 +89,8 @@ def test_the_laplace_posterior_of_a_head_without_bias_is_the_dense_one() -> None
     with torch.no_grad():
         jacobian = torch.kron(torch.eye(CLASSES), model[:2](x)).double().view(CLASSES, 2, -1)  # [class, row, weight]
     of_logits = torch.einsum("crw,wv,dsv->rcsd", jacobian, meant, jacobian).reshape(6, 6)
-    found = posterior.functions(packed(x)[None]).covariance[0]
-    torch.testing.assert_close(found.double(), of_logits, rtol=1e-3, atol=1e-5)
+    covariance = posterior.functions(packed(x)[None]).covariance[0]
+    torch.testing.assert_close(covariance.double(), of_logits, rtol=1e-3, atol=1e-5)
     _, wrong = dense(model, 2.0, bias=True)
     kept = torch.arange(CLASSES * (WIDTH + 1)).view(CLASSES, -1)[:, :-1].flatten()
     assert float((wrong[kept][:, kept] - meant).norm() / meant.norm()) > 0.08
@@ -189,8 +189,8 @@ def test_a_model_of_means_alone_gets_no_log_variances() -> None:
     x, y = data(2).tensors
     with torch.no_grad():
         errors = (model(x) - y).square().mean(0)
-    found = point.predict(x).draw_variance[0].float()
-    torch.testing.assert_close(found, errors.expand(ROWS, 2), rtol=1e-4, atol=0)
+    variance = point.predict(x).draw_variance[0].float()
+    torch.testing.assert_close(variance, errors.expand(ROWS, 2), rtol=1e-4, atol=0)
 
 
 NOTE = "the posterior is over a copy of lm_head.weight; shared.weight, which is the same weight, stays as it is"
@@ -206,10 +206,10 @@ class Unread:
 def model(*, tied: bool = True) -> nn.Module:
     """Return a model; if it is not tied, its head has a copy of the embedding's weight."""
     torch.manual_seed(0)
-    found = Answering()
+    model = Answering()
     if not tied:
-        found.lm_head.weight = nn.Parameter(found.shared.weight.detach().clone())
-    return found
+        model.lm_head.weight = nn.Parameter(model.shared.weight.detach().clone())
+    return model
 
 
 def tensors(found: ModulePosterior) -> dict[str, Tensor]:
@@ -219,21 +219,21 @@ def tensors(found: ModulePosterior) -> dict[str, Tensor]:
 def test_a_tied_head_has_the_posterior_of_an_untied_copy_and_a_note(tmp_path: Path) -> None:
     inputs, _ = texts(20, 1)
     tied, before = model(), {name: value.clone() for name, value in model().state_dict().items()}
-    found, meant = (bayesianise(of, "kfac_laplace", text_loader(60)) for of in (tied, model(tied=False)))
-    assert tensors(found).keys() == tensors(meant).keys()
-    assert all(torch.equal(value, tensors(meant)[name]) for name, value in tensors(found).items())
-    assert torch.equal(found.predict(inputs).mean, meant.predict(inputs).mean)
-    assert NOTE in found.notes and NOTE not in meant.notes
+    answer, meant = (bayesianise(of, "kfac_laplace", text_loader(60)) for of in (tied, model(tied=False)))
+    assert tensors(answer).keys() == tensors(meant).keys()
+    assert all(torch.equal(value, tensors(meant)[name]) for name, value in tensors(answer).items())
+    assert torch.equal(answer.predict(inputs).mean, meant.predict(inputs).mean)
+    assert NOTE in answer.notes and NOTE not in meant.notes
     assert all(torch.equal(value, before[name]) for name, value in tied.state_dict().items())
     assert tied.lm_head.weight is tied.shared.weight
-    assert found.predict(inputs).mutual_information().max() > 1e-3  # draws of the head differ, the embedding does not
-    drawn, embedding = dict(found.trunk.named_buffers()), tied.shared.weight.detach()
+    assert answer.predict(inputs).mutual_information().max() > 1e-3  # draws of the head differ, the embedding does not
+    drawn, embedding = dict(answer.trunk.named_buffers()), tied.shared.weight.detach()
     for name in ("module.shared.weight", "module.encoder.embed_tokens.weight"):
         assert name not in drawn or torch.equal(drawn[name], embedding), name
     assert any(torch.equal(value, embedding) for value in drawn.values())
-    found.save(tmp_path / "mine")
+    answer.save(tmp_path / "mine")
     again = ModulePosterior.load(tmp_path / "mine", tied)
-    assert torch.equal(again.predict(inputs).mean, found.predict(inputs).mean) and again.notes == found.notes
+    assert torch.equal(again.predict(inputs).mean, answer.predict(inputs).mean) and again.notes == answer.notes
 
 
 @pytest.mark.parametrize(

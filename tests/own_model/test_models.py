@@ -111,8 +111,8 @@ def test_a_student_is_closer_to_its_teacher_than_the_first_model_is(case: Case) 
     teacher = fitted(case, "kfac_laplace", config={"temperature": 4.0})
     student = fitted(case, "dark_knowledge", epochs=10, teacher=teacher)
     wanted = predicted(teacher, case.inputs).mean
-    found, start = predicted(student, case.inputs).mean, case.log_probs().exp()
-    assert float((found - wanted).abs().mean()) < float((start - wanted).abs().mean())
+    means, start = predicted(student, case.inputs).mean, case.log_probs().exp()
+    assert float((means - wanted).abs().mean()) < float((start - wanted).abs().mean())
 
 
 def dense(case: Case) -> tuple[Tensor, Tensor]:
@@ -190,9 +190,9 @@ def test_recalibration_on_held_out_rows_raises_their_likelihood(case: Case) -> N
     posterior = fitted(case, "swag", epochs=2)
     held = case.loader(300, seed=2)
     inputs, labels = (texts if isinstance(case.model, Text) else images)(300, seed=2)
-    found = posterior.recalibrated(held)
-    assert found.recalibration is not None and found.recalibration.factor != 1
-    scores = [float(predicted(p, inputs).log_prob(labels).mean()) for p in (posterior, found)]
+    recalibrated = posterior.recalibrated(held)
+    assert recalibrated.recalibration is not None and recalibrated.recalibration.factor != 1
+    scores = [float(predicted(p, inputs).log_prob(labels).mean()) for p in (posterior, recalibrated)]
     assert scores[1] > scores[0]
     assert posterior.recalibration is None
 

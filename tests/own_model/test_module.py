@@ -56,8 +56,8 @@ def test_inputs_packed_into_rows_are_unpacked_with_equal_values_and_types() -> N
     assert {name: value.dtype for name, value in back.items()} == {k: v.dtype for k, v in batch.items()}
     assert all(torch.equal(back[name], values) for name, values in batch.items())
     alone = Layout.of(batch["image"], "here")
-    given = alone.unpack(alone.pack(batch["image"], "here"))
-    assert isinstance(given, Tensor) and torch.equal(given, batch["image"])
+    unpacked = alone.unpack(alone.pack(batch["image"], "here"))
+    assert isinstance(unpacked, Tensor) and torch.equal(unpacked, batch["image"])
 
 
 class Twice(nn.Module):
@@ -88,12 +88,12 @@ def test_a_regression_predicts_in_target_units_with_the_variance_of_its_errors(o
     net = small(outputs)
     nn.init.constant_(net[-1].bias, 50.0)
     model = nn.Sequential(net, Function(lambda y: y.squeeze(-1))) if outputs == 1 else net
-    found = bayesianise(model, "deterministic", loader).predict(x)
+    predictive = bayesianise(model, "deterministic", loader).predict(x)
     with torch.no_grad():
         means = net(x)
-    torch.testing.assert_close(found.mean, means.double(), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(predictive.mean, means.double(), rtol=1e-5, atol=1e-5)
     errors = (y - means).double().square().mean(0)
-    torch.testing.assert_close(found.variance, errors.expand(ROWS, -1), rtol=1e-4, atol=0)
+    torch.testing.assert_close(predictive.variance, errors.expand(ROWS, -1), rtol=1e-4, atol=0)
 
 
 @pytest.mark.slow
@@ -103,10 +103,10 @@ def test_a_regression_by_each_method_beats_a_constant_prediction(method: str) ->
     model = small(1)
     nn.init.constant_(model[-1].bias, 50.0)
     posterior = bayesianise(model, method, loader, epochs=50, lr=1e-2 if method != "sgmcmc" else 3e-2)
-    found = posterior.predict(x)
+    predictive = posterior.predict(x)
     y = loader.dataset.tensors[1]
     constant = Gaussian(y.mean().expand(1, 200, 1), y.var().expand(1, 200, 1))
-    assert found.log_prob(y).mean() > constant.log_prob(y).mean() + 0.3
+    assert predictive.log_prob(y).mean() > constant.log_prob(y).mean() + 0.3
     joint = posterior.joint(x[:4].reshape(2, 2, 4))
     assert joint.log_prob(y[:4].reshape(2, 2, 1)).isfinite().all()
 
@@ -115,11 +115,11 @@ def test_the_predictive_has_the_means_and_log_variances_of_the_model() -> None:
     loader, x = curve()
     model = small(2)
     nn.init.constant_(model[-1].bias, 3.0)
-    found = bayesianise(model, "deterministic", loader).predict(x)
+    predictive = bayesianise(model, "deterministic", loader).predict(x)
     with torch.no_grad():
         mean, log_variance = model(x).double().chunk(2, -1)
-    torch.testing.assert_close(found.mean, mean, rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(found.variance, log_variance.exp(), rtol=1e-4, atol=0)
+    torch.testing.assert_close(predictive.mean, mean, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(predictive.variance, log_variance.exp(), rtol=1e-4, atol=0)
 
 
 @pytest.mark.slow
@@ -201,8 +201,8 @@ def test_a_saved_posterior_is_loaded_to_the_bit(tmp_path: Path, method: str, kin
         with pytest.raises(ArtifactError, match=r"mine: model must be the posterior's model"):
             ModulePosterior.load(tmp_path / "mine", fresh)
     else:
-        told = ModulePosterior.load(tmp_path / "mine", fresh).predict(inputs).mean
-        assert torch.equal(told, posterior.predict(inputs).mean)
+        loaded = ModulePosterior.load(tmp_path / "mine", fresh).predict(inputs).mean
+        assert torch.equal(loaded, posterior.predict(inputs).mean)
     with pytest.raises(ArtifactError, match=r"mine: model must be the posterior's model"):
         ModulePosterior.load(tmp_path / "mine", kind(4))
 
@@ -220,9 +220,9 @@ def test_a_prediction_passes_at_most_128_rows_at_once(monkeypatch: pytest.Monkey
     posterior = bayesianise(small(), "kfac_laplace", table(300))
     x = torch.randn(300, 4)
     monkeypatch.setattr(nn.Tanh, "forward", lambda _, h: seen.append(len(h)) or torch.tanh(h))
-    found = posterior.predict(x).mean
+    mean = posterior.predict(x).mean
     assert seen == [128, 128, 44]  # one pass of the trunk for all draws
-    torch.testing.assert_close(found[200:], posterior.predict(x[200:]).mean)
+    torch.testing.assert_close(mean[200:], posterior.predict(x[200:]).mean)
 
 
 def test_a_fit_reports_its_progress_and_saves_no_checkpoint() -> None:

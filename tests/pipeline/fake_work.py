@@ -57,8 +57,8 @@ def spread(states: Sequence[Sequence[State]], data: Sequence[FitData], config: W
     assert len(states) == len(data)
     values = [torch.stack([s.tensors["x"] for s in split]).std(0).mean() for split in states]
     traces = {"first weight": [[float(s.tensors["x"].flatten()[0])] for s in states[0]]}
-    said = [f"they differ in {len(states)} splits"] if len(states[0]) > 1 else []
-    return Summary({"spread": float(max(values))}, said, traces)
+    remarks = [f"they differ in {len(states)} splits"] if len(states[0]) > 1 else []
+    return Summary({"spread": float(max(values))}, remarks, traces)
 
 
 WALK = Method(

@@ -29,9 +29,9 @@ def params(name: str, **sections: Any) -> dict[str, Any]:
     while base := raw.pop("base", None):
         raw = merge(written(base), raw)
     raw = merge(written("base"), raw)
-    raw["datasets"] = {key: SECTION | own for key, own in raw["datasets"].items()}
+    raw["datasets"] = {key: SECTION | section for key, section in raw["datasets"].items()}
     methods = raw.get("methods", {}).items()
-    raw["methods"] = {key: CONFIGS[key, own] if isinstance(own, str) else own for key, own in methods}
+    raw["methods"] = {key: CONFIGS[key, section] if isinstance(section, str) else section for key, section in methods}
     return dict(json.loads(json.dumps(merge(raw, sections))))  # YAML's aliases become copies
 
 

@@ -87,8 +87,8 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(add: Add) -> None:
         assert line.strip() in out
     dataset = load().datasets["houses"]
     assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "auto", 5)
-    written = read_yaml(Path("params/data/houses.yaml"))["datasets"]["houses"]["source"]
-    assert list(written) == ["name", "path", "target", "task", "columns", "categories"], "what differs, and categories"
+    source = read_yaml(Path("params/data/houses.yaml"))["datasets"]["houses"]["source"]
+    assert list(source) == ["name", "path", "target", "task", "columns", "categories"], "what differs, and categories"
     assert methods_of("houses") == {method.name for method in offered(Size("regression", 300, 13))}
 
 
@@ -123,15 +123,15 @@ def test_calibration_rows_are_named_and_can_be_refused(add: Add) -> None:
 def test_the_offered_hyperparameters_are_valid_for_every_size(add: Add, task: str, rows: int) -> None:
     if task == "images":
         size = Size("classification", rows, 30, image=(3, 40, 60), fewest=rows // 10)
-        own = {"source": {"name": "image_folder", "path": "data/photos"}, "normalise": "train", "targets": "none"}
+        photos = {"source": {"name": "image_folder", "path": "data/photos"}, "normalise": "train", "targets": "none"}
     else:
         size = Size(task, rows, 30)  # type: ignore[arg-type]
         target = "price" if task == "regression" else "made_of"
         source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
-        own = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
+        photos = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
     chosen = offered(size)
     for paces in (None, timing(chosen, size, 0).paces):
-        overlay = overlay_of("houses", own, size, chosen, None, paces)
+        overlay = overlay_of("houses", photos, size, chosen, None, paces)
         raw = dict(read_yaml(Path("params.yaml")))
         for section, entries in overlay.items():
             raw[section] = {**raw[section], **entries}
@@ -162,10 +162,10 @@ def test_methods_without_enough_time_are_left_out_and_named(add: Add, monkeypatc
     out = add("houses.csv", "--target", "price", "--minutes", "30")
     (line,) = (line for line in out.splitlines() if line.startswith("  left out: "))
     names = line.removeprefix("  left out: ").partition("; in 30 minutes they would run less than 5 %")[0].split(", ")
-    made = methods_of("houses")
-    assert {"sgmcmc", "dark_knowledge"} <= set(names) and not made & set(names)
-    assert {"linear", "boosting", "constant", "deterministic"} <= made
-    paces = timing([METHODS[name] for name in made], Size("regression", 300, 13), 1800).paces
+    methods = methods_of("houses")
+    assert {"sgmcmc", "dark_knowledge"} <= set(names) and not methods & set(names)
+    assert {"linear", "boosting", "constant", "deterministic"} <= methods
+    paces = timing([METHODS[name] for name in methods], Size("regression", 300, 13), 1800).paces
     assert all(pace > offers.LEAST for pace in paces.values())
 
 
@@ -276,10 +276,12 @@ def test_images_of_many_sizes_are_scaled_and_cut_to_one_size(add: Add) -> None:
     with Image.open(path) as image:
         scale = 10 / min(image.size)
         middle = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-        left, top = (middle.width - 10) / 2, (middle.height - 10) / 2
-        meant = np.asarray(middle.crop((round(left), round(top), round(left) + 10, round(top) + 10))).transpose(2, 0, 1)
-    found = raw.train.inputs[3].astype(int)
-    assert np.abs(found - meant).mean() < 12, "scaled, then cut around the middle, up to half a pixel"
+        left_edge, top = (middle.width - 10) / 2, (middle.height - 10) / 2
+        meant = np.asarray(
+            middle.crop((round(left_edge), round(top), round(left_edge) + 10, round(top) + 10))
+        ).transpose(2, 0, 1)
+    pixels = raw.train.inputs[3].astype(int)
+    assert np.abs(pixels - meant).mean() < 12, "scaled, then cut around the middle, up to half a pixel"
 
 
 BROKEN: dict[str, tuple[Callable[[], object], str]] = {  # the change to the images, and the error
@@ -320,8 +322,8 @@ def digits() -> None:
     from sklearn.datasets import load_digits
 
     shutil.rmtree(PHOTOS)
-    found, random = load_digits(), np.random.default_rng(0)
-    for number, (pixels, label) in enumerate(zip(found.images, found.target, strict=True)):
+    digits, random = load_digits(), np.random.default_rng(0)
+    for number, (pixels, label) in enumerate(zip(digits.images, digits.target, strict=True)):
         folder = PHOTOS / str(label)
         folder.mkdir(parents=True, exist_ok=True)
         wide, high = random.integers(24, 60, 2).tolist()

@@ -65,11 +65,11 @@ def test_a_bad_overlay_changes_nothing(target):
 
 @pytest.mark.parametrize("alone", [True, False], ids=["", "a wrong variant without the lock"])
 def test_of_changes_at_once_none_is_lost(target, monkeypatch, alone):
-    own = overlays._check
+    real_check = overlays._check
 
     def slowly(text, path):  # every other change begins before this one is written, if it does not wait
         time.sleep(0.05)
-        own(text, path)
+        real_check(text, path)
 
     monkeypatch.setattr(overlays, "_check", slowly)
     if not alone:

@@ -52,9 +52,9 @@ def names(runs: tuple[Run, ...]) -> list[str]:
 
 
 def test_the_chain_begins_at_the_first_run_of_the_method(project: None) -> None:
-    found = branch_of(load(), "pair", "boston", "b-pair", SETTINGS)
-    assert names(found.upstream) == ["trajectory/b-walk"]
-    assert names(found.runs) == ["coreset/b-pair", "student/b-pair"]
+    branch = branch_of(load(), "pair", "boston", "b-pair", SETTINGS)
+    assert names(branch.upstream) == ["trajectory/b-walk"]
+    assert names(branch.runs) == ["coreset/b-pair", "student/b-pair"]
     whole = branch_of(load(), "walk", "boston", "b-pair", SETTINGS)
     assert whole.upstream == ()
     assert names(whole.runs) == ["trajectory/b-walk", "coreset/b-pair", "student/b-pair"]
@@ -63,16 +63,16 @@ def test_the_chain_begins_at_the_first_run_of_the_method(project: None) -> None:
 def test_a_trial_gets_the_upstream_fits_and_its_own_coreset(project: None) -> None:
     """The run takes both trajectories, which are fitted once, and the trial's own coreset."""
     loaded = load()
-    found = branch_of(loaded, "pair", "boston", "b-pair", SETTINGS)
-    data = load_data(found, loaded, SETTINGS)
-    upstream = make_upstream(found, data, loaded, SETTINGS)
+    branch = branch_of(loaded, "pair", "boston", "b-pair", SETTINGS)
+    data = load_data(branch, loaded, SETTINGS)
+    upstream = make_upstream(branch, data, loaded, SETTINGS)
     ((run, trajectories),) = upstream.items()
     assert run == ("trajectory", "b-walk") and len(trajectories) == 2
-    configs = found.configs({"steps": 3})
-    coreset = found.make(data, upstream, configs, Silent())
-    made = found.finish(coreset, data, configs, upstream)
-    assert torch.equal(made.tensors["coreset"], coreset.tensors["x"])
-    assert torch.equal(made.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
+    configs = branch.configs({"steps": 3})
+    coreset = branch.make(data, upstream, configs, Silent())
+    state = branch.finish(coreset, data, configs, upstream)
+    assert torch.equal(state.tensors["coreset"], coreset.tensors["x"])
+    assert torch.equal(state.tensors["trajectories"], torch.stack([t.tensors["x"] for t in trajectories]))
     shared = typed(params("several"), REGISTRY)  # two seeds of the run, each of which takes one of the two trajectories
     upstream = make_upstream(branch_of(shared, "pair", "boston", "b-pair", SETTINGS), data, shared, SETTINGS)
     assert [len(states) for states in upstream.values()] == [1]
@@ -95,18 +95,18 @@ def test_each_seed_of_an_upstream_run_has_its_own_input(
     raw["trajectories"]["b-next"] = raw["trajectories"]["b-walk"] | following
     raw["runs"] = {"b-run": raw["runs"]["b-run"] | {"seeds": 1, "method": "all", "input": "trajectory/b-next"}}
     raw["methods"]["all"] = {"steps": 1}
-    known = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
-    loaded = typed(raw, known)
+    registry = REGISTRY | {name: replace(REGISTRY["walk"], name=name, stages=stages) for name in ("walk", "all")}
+    loaded = typed(raw, registry)
     asked = ("all", "boston", None, SETTINGS)
-    found = branch_of(loaded, *asked)
-    assert names(found.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
-    data = load_data(found, loaded, SETTINGS)
-    upstream = make_upstream(found, data, loaded, SETTINGS)
+    branch = branch_of(loaded, *asked)
+    assert names(branch.upstream) == ["trajectory/b-walk", "trajectory/b-next"]
+    data = load_data(branch, loaded, SETTINGS)
+    upstream = make_upstream(branch, data, loaded, SETTINGS)
     assert [s.config["count"] for s in upstream["trajectory", "b-walk"]] == [0, 0]
     assert [s.config["count"] for s in upstream["trajectory", "b-next"]] == [1, 1]
     raw["methods"]["walk"]["steps"] += 1  # The first run changes; the run that is made from it is fitted again, too.
     monkeypatch.setenv("WALK_LOG", str(tmp_path / "steps"))
-    changed = typed(raw, known)
+    changed = typed(raw, registry)
     make_upstream(branch_of(changed, *asked), data, changed, SETTINGS)
     assert (tmp_path / "steps").read_text().count("\n") == 2 * (6 + 4)
 

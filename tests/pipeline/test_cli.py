@@ -102,8 +102,8 @@ def test_both_programs_prepare_the_terminal(program: str) -> None:
 def test_texts_are_read_and_written_as_utf_8_on_every_system() -> None:
     files = [path for folder in ("src", "pipeline", "stages") for path in (ROOT / folder).rglob("*.py")]
     without = re.compile(r"\.read_text\(\)|\.write_text\((?![^\n]*encoding=)(?!\n)|open\([^)\n]*\"[rw]\"\)")
-    found = [f"{path.relative_to(ROOT)}: {m[0]}" for path in files for m in without.finditer(path.read_text("utf-8"))]
-    assert not found, found
+    places = [f"{path.relative_to(ROOT)}: {m[0]}" for path in files for m in without.finditer(path.read_text("utf-8"))]
+    assert not places, places
 
 
 @pytest.mark.process

@@ -28,15 +28,15 @@ def module(method: str) -> str:
 @pytest.fixture(scope="module")
 def graph() -> grimp.ImportGraph:
     """The imports that a result may depend on, as import-linter's library finds them."""
-    found = grimp.build_graph("bdl_pipe", "pipeline", cache_dir=None, exclude_type_checking_imports=True)
-    for name in found.modules:
+    graph = grimp.build_graph("bdl_pipe", "pipeline", cache_dir=None, exclude_type_checking_imports=True)
+    for name in graph.modules:
         counts = any(name == r or name.startswith(f"{r}.") for r in code.RESULTS)
         if name in (code.REGISTRY, code.PUBLIC, code.SIZES) or (name.startswith("pipeline") and not counts):
-            for imported in found.find_modules_directly_imported_by(name):
-                found.remove_import(importer=name, imported=imported)
-            for importer in found.find_modules_that_directly_import(name):
-                found.remove_import(importer=importer, imported=name)
-    return found
+            for imported in graph.find_modules_directly_imported_by(name):
+                graph.remove_import(importer=name, imported=imported)
+            for importer in graph.find_modules_that_directly_import(name):
+                graph.remove_import(importer=importer, imported=name)
+    return graph
 
 
 @pytest.mark.parametrize("method", list(METHODS))

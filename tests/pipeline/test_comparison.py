@@ -68,12 +68,12 @@ def test_runs_of_another_project_in_the_same_store_are_left_alone(here: Path, mo
 
 def test_the_stored_view_has_its_filter_columns_and_charts(client: MlflowClient) -> None:
     published(compared("a"))
-    found = client.get_experiment_by_name(store.COMPARISON)
-    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
-    link = tracking.link(found.experiment_id, "toy")
-    assert link == f"#/experiments/{found.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=toy"
-    assert found.tags["mlflow.note.content"] == f"see {link}"
-    state = json.loads(found.tags["mlflow.sharedViewState.toy"])
+    experiment = client.get_experiment_by_name(store.COMPARISON)
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+    link = tracking.link(experiment.experiment_id, "toy")
+    assert link == f"#/experiments/{experiment.experiment_id}/runs?workflowType=machine_learning&viewStateShareKey=toy"
+    assert experiment.tags["mlflow.note.content"] == f"see {link}"
+    state = json.loads(experiment.tags["mlflow.sharedViewState.toy"])
     assert state["searchFilter"] == 'params.dataset = "toy"' and state["orderByKey"] == "metrics.`nll`"
     assert state["selectedColumns"] == ["metrics.`nll`"]
     (bar,) = state["compareRunCharts"]

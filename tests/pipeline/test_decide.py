@@ -66,10 +66,10 @@ def test_an_interrupted_stage_resumes_and_makes_the_same_curves(here: Path, monk
     store = body.run(stage, loaded, Inline(Settings()), Settings())
     asked = [call.args[2:4] for call in watched.call_args_list]
     assert asked == [("linear", 0), ("chance", 0), ("linear", 1), ("linear", 1), ("chance", 1)]
-    found = pq.read_table("work/decide/key/curves.parquet")
+    curves = pq.read_table("work/decide/key/curves.parquet")
     entry = loaded.decisions["key"]
     expected = table(decide(entry, "key", agent, seed, 0) for seed in range(2) for agent in AGENTS)
-    assert found.equals(expected)
+    assert curves.equals(expected)
     store.clear()
 
 

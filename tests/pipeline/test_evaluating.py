@@ -50,12 +50,12 @@ def plan(here: Path, monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
             transform = Transform("image", torch.zeros(1), torch.ones(1))
             artifacts.write_state(folder / str(split) / "transform", transform.state())
     with artifacts.publish(student, "student") as folder:
-        made = fitted_cases.student(here / "made", images=True)
+        fitted_student = fitted_cases.student(here / "made", images=True)
         for name in ("0-0", "transform-0"):
-            state = artifacts.read_state(made / name)
+            state = artifacts.read_state(fitted_student / name)
             for split in range(2):
                 artifacts.write_state(folder / name.replace("0", str(split), 1), state)
-        (folder / "schema.json").write_bytes((made / "schema.json").read_bytes())
+        (folder / "schema.json").write_bytes((fitted_student / "schema.json").read_bytes())
     monkeypatch.setattr(artifacts, "sha256", hashed := Mock(wraps=artifacts.sha256))
     spec = SimpleNamespace(dataset="d", setting="s", seeds=1)
     row = SimpleNamespace(key="run", spec=spec, method=SimpleNamespace(name="m"))

@@ -137,10 +137,10 @@ for process in psutil.Process().children(recursive=True):
 """
     removed = ("RAY_ADDRESS", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER")
     environment = {key: value for key, value in os.environ.items() if key not in removed}
-    said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
-    hosts = [line.split()[1] for line in said.stdout.splitlines() if line.startswith("LISTENS")]
-    assert len(hosts) >= 4, said.stderr
-    assert "LEFT" not in said.stdout, said.stdout
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    hosts = [line.split()[1] for line in process.stdout.splitlines() if line.startswith("LISTENS")]
+    assert len(hosts) >= 4, process.stderr
+    assert "LEFT" not in process.stdout, process.stdout
     assert {host.removeprefix("::ffff:") for host in hosts} <= {"127.0.0.1", "::1"}
 
 
@@ -238,12 +238,12 @@ def test_our_code_and_plugins_are_sent_to_every_named_cluster(tmp_path: Path) ->
 
 
 def test_metrics_reach_the_sink_with_their_task_and_step() -> None:
-    told: list[tuple[dict[str, float], int]] = []
-    with Display("m", lambda values, step: told.append((dict(values), step))) as display:
+    reports: list[tuple[dict[str, float], int]] = []
+    with Display("m", lambda values, step: reports.append((dict(values), step))) as display:
         display.expect(1)
         display.step("0-0", 1, 2, {"loss": 3.0})
         display.step("0-0", 2, 2, {"accuracy": 0.5})
-    assert told == [({"0-0/loss": 3.0, "0-0/accuracy": 0.5}, 2)]
+    assert reports == [({"0-0/loss": 3.0, "0-0/accuracy": 0.5}, 2)]
 
 
 @dataclasses.dataclass
@@ -273,8 +273,8 @@ def test_only_a_long_task_continues_on_workers_from_its_checkpoint(
     executor, walk = choose(Settings(executor="ray", checkpoint_seconds=60.0)), _Walk(steps=3)
     monkeypatch.setattr(cluster, "_TRY_SECONDS", seconds)
     tasks, store = [Task(str(k), k) for k in range(3)], opened(tmp_path)
-    made = run(executor, walk, *tasks, store=store, where="try")
-    assert [int(done.result.tensors["x"]) for done in made] == [0, 1, 2]
+    results = run(executor, walk, *tasks, store=store, where="try")
+    assert [int(done.result.tensors["x"]) for done in results] == [0, 1, 2]
     assert sent == (["0", "1", "2"] if is_sent else [])
     assert walk.attempts == ([1, 2, 3, 3] if is_sent else [3, 3, 3])  # no step was taken twice
 

@@ -79,21 +79,21 @@ def exported(to: Path, run: str = KEY, seed: int = 0) -> Path:
 def test_the_exported_tensors_equal_the_artifact_and_the_images_show_them(project: Path, tmp_path: Path) -> None:
     folder = exported(tmp_path / "out", f"{KEY}-student")  # named by the run that is fitted to the coreset
     stored = artifacts.load(Path("work/coreset") / KEY, "coreset").state("0-0").tensors
-    found = load_file(folder / "coreset.safetensors")
-    assert set(found) == {"images", "labels", "classes", "raw"}
-    assert all(torch.equal(found[name], stored[name]) for name in found)
+    tensors = load_file(folder / "coreset.safetensors")
+    assert set(tensors) == {"images", "labels", "classes", "raw"}
+    assert all(torch.equal(tensors[name], stored[name]) for name in tensors)
     about = json.loads((folder / "transform.json").read_text())
     mean, std = (torch.tensor(about[key])[:, None, None] for key in ("mean", "std"))
     white = load_file(folder / "whitening.safetensors")
     assert about["forward"].endswith("centre) matrix") and about["inverse"].startswith("flat = x inverse + centre")
-    flat = ((found["raw"] - mean) / std).flatten(1) - white["centre"]
-    assert torch.allclose((flat @ white["matrix"]).float().view_as(found["images"]), found["images"], atol=2e-3)
-    back = (found["images"].flatten(1).double() @ white["inverse"] + white["centre"]).view_as(found["images"])
-    assert torch.allclose((back * std + mean).float(), found["raw"], atol=1e-5)
+    flat = ((tensors["raw"] - mean) / std).flatten(1) - white["centre"]
+    assert torch.allclose((flat @ white["matrix"]).float().view_as(tensors["images"]), tensors["images"], atol=2e-3)
+    back = (tensors["images"].flatten(1).double() @ white["inverse"] + white["centre"]).view_as(tensors["images"])
+    assert torch.allclose((back * std + mean).float(), tensors["raw"], atol=1e-5)
     files = sorted((folder / "images").glob("*/*.png"), key=lambda file: int(file.stem))
-    assert [file.parent.name for file in files] == [about["classes"][c] for c in found["classes"].tolist()]
+    assert [file.parent.name for file in files] == [about["classes"][c] for c in tensors["classes"].tolist()]
     shown = np.stack([np.asarray(Image.open(file)) for file in files])
-    assert np.array_equal(shown, np.rint(255 * found["raw"][:, 0].clamp(0, 1).numpy()).astype(np.uint8))
+    assert np.array_equal(shown, np.rint(255 * tensors["raw"][:, 0].clamp(0, 1).numpy()).astype(np.uint8))
     assert Image.open(folder / "sheet.png").size == (3 * 9 * 4, 10 * 9 * 4)
 
 
@@ -104,8 +104,8 @@ def test_the_card_has_the_scores_of_the_run_fitted_to_the_exported_coreset(
     text = (exported(tmp_path / "out", seed=seed) / "README.md").read_text()
     record = json.loads(Path(f"work/coreset/{KEY}.run.json").read_text())
     white = "The inverse: flat = x inverse + centre;"
-    for said in (record["commit"], record["device"], "CC BY 4.0", white, "`vbpc`", '"ipc": 3', "[30, 1, 8, 8]"):
-        assert said in text
+    for part in (record["commit"], record["device"], "CC BY 4.0", white, "`vbpc`", '"ipc": 3', "[30, 1, 8, 8]"):
+        assert part in text
     assert f"| Seed of the project, of the run | 0, {seed} |" in text
     line = next(line for line in text.splitlines() if line.startswith(f"| {KEY}-student "))
     stored = pq.read_table(f"work/evaluate/{KEY}-student/scores.parquet").to_pylist()
@@ -175,8 +175,8 @@ def test_a_fitted_posterior_is_exported_as_a_program(project: Path, command: Cal
     data = load_fit(Path("work/prepare/digits"), 0, final=True)
     fitted = load_predictor(Path(f"work/student/{KEY}-student"))
     rows = torch.from_numpy(data.train.inputs[100:130])
-    (found,) = torch.export.load("program/program.pt2").module()(rows)
-    torch.testing.assert_close(found, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
+    (answers,) = torch.export.load("program/program.pt2").module()(rows)
+    torch.testing.assert_close(answers, fitted.predict(rows, rng=Seed(0)).mean, rtol=1e-5, atol=1e-6)
     card = (project / "program/README.md").read_text()
     rows_of = pq.read_table(f"work/evaluate/{KEY}-student/scores.parquet").to_pylist()
     (nll,) = (r["value"] for r in rows_of if (r["set"], r["metric"], r["seed"]) == ("test", "nll", 0))

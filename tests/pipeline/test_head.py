@@ -83,11 +83,11 @@ def test_the_shared_head_answers_and_ends_with_the_block(monkeypatch: pytest.Mon
     monkeypatch.setattr(children, "PRELOAD", ())
     before = psutil.Process().children(recursive=True)  # among them the head of other tests of this process
     with head.shared(Settings()) as place:
-        found = head.address(place)
-        assert head.address(place) == found and connect_error(found) is None
+        address = head.address(place)
+        assert head.address(place) == address and connect_error(address) is None
         children_now = [p for p in psutil.Process().children(recursive=True) if p not in before]
         started = [p for p in children_now if "ray" in " ".join(p.cmdline())]
-    assert connect_error(found) is not None
+    assert connect_error(address) is not None
     _, there = psutil.wait_procs(started, timeout=30)
     assert started and [p for p in there if p.status() != psutil.STATUS_ZOMBIE] == []
 
@@ -105,8 +105,8 @@ def test_a_local_ray_is_started_up_to_three_times_and_a_cluster_is_asked_once(
     monkeypatch.setattr(nodes, "ensure", lambda settings, say: None)
     with cluster.connected(Settings()):
         assert init.call_count == 3
-    said = r"^Ray \(inside this process\) did not start: The current node timed out"
-    with pytest.raises(UserError, match=said), cluster.connected(Settings()):
+    message = r"^Ray \(inside this process\) did not start: The current node timed out"
+    with pytest.raises(UserError, match=message), cluster.connected(Settings()):
         pass
     assert init.call_count == 6
     with pytest.raises(UserError, match="did not start"), cluster.connected(Settings(), head=lambda: "127.0.0.1:1"):

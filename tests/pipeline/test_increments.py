@@ -49,12 +49,12 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     order = np.random.RandomState(0).permutation(6).tolist()
     assert [sorted(set(s.tensors["classes"].tolist())) for s in (first, both)] == [sorted(order[:3]), list(range(6))]
     assert torch.equal(both.tensors["images"][:6], first.tensors["images"]) and len(both.tensors["images"]) == 12
-    for key, said in (("r0", "6 images of 3 classes"), ("c1", "12 images of 6 classes")):
+    for key, sentence in (("r0", "6 images of 3 classes"), ("c1", "12 images of 6 classes")):
         assert cli.main(["export", "coreset", key, "--to", key]) == 0
-        assert said in (Path(key) / "README.md").read_text()
+        assert sentence in (Path(key) / "README.md").read_text()
     for step, seen in ((0, order[:3]), (1, order)):
         walk.stage("evaluate", f"r{step}")
-        found = {r["metric"]: r for r in pq.read_table(f"work/evaluate/r{step}/scores.parquet").to_pylist()}
+        row_of = {r["metric"]: r for r in pq.read_table(f"work/evaluate/r{step}/scores.parquet").to_pylist()}
         student = artifacts.load(Path(f"work/student/r{step}"), "student")
         state = student.state("0-0")
         posterior = POSTERIORS[state.config["posterior"]].from_state(state, "cpu")
@@ -63,9 +63,9 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
         p = fitted.predict(x_test[tested], rng=Seed(0)).mean.double().numpy()
         assert p.shape == (tested.sum(), 6)
         right = p.argmax(1) == y_test[tested]  # over the outputs of all classes, not only of the classes so far
-        assert (found["accuracy"]["value"], found["accuracy"]["n"]) == (pytest.approx(right.mean()), tested.sum())
+        assert (row_of["accuracy"]["value"], row_of["accuracy"]["n"]) == (pytest.approx(right.mean()), tested.sum())
         nll = -np.log(p[np.arange(len(p)), y_test[tested]]).mean()
-        assert found["nll"]["value"] == pytest.approx(nll, rel=1e-5)
+        assert row_of["nll"]["value"] == pytest.approx(nll, rel=1e-5)
     walk.stage("trajectory", "e1")
     walk.stage("inputs", "both")
     walk.stage("coreset", "b1")
@@ -109,20 +109,20 @@ def test_the_increments_overlay_is_valid_and_each_run_follows_all_earlier_steps(
 
 def infos(root: Path) -> list[tables.RunInfo]:
     """Runs of one method: two orders of two steps each, and one run on all classes at once."""
-    found = [write_run(root, "whole", "vbpc", "a", scores_of_step([0.7]))]
+    stored_runs = [write_run(root, "whole", "vbpc", "a", scores_of_step([0.7]))]
     for order, figures in enumerate(([[0.9, 0.7], [0.5]], [[0.6], [0.1]])):  # by step, of the seeds
         for number, values in enumerate(figures):
             run = write_run(root, f"d-{order}-{number}", "vbpc", "a", scores_of_step(values))
-            found.append(replace(run, step=tables.Step("fashion_mnist", "g", IncrementConfig(order, 2, number))))
-    return found
+            stored_runs.append(replace(run, step=tables.Step("fashion_mnist", "g", IncrementConfig(order, 2, number))))
+    return stored_runs
 
 
 def test_the_report_has_means_over_orders_after_each_step(tmp_path: Path) -> None:
     """The mean over seeds comes first: .8 and .6, so .7 ± .1; then .5 and .1: .3 ± .2."""
     runs = infos(tmp_path)
     table = tables.gather(runs)
-    found = [(count, *astuple(mean)) for count, mean in page.over_orders(table, runs, "accuracy")]
-    assert found == [pytest.approx((2, 0.7, 0.1, 2)), pytest.approx((4, 0.3, 0.2, 2))]
+    means = [(count, *astuple(mean)) for count, mean in page.over_orders(table, runs, "accuracy")]
+    assert means == [pytest.approx((2, 0.7, 0.1, 2)), pytest.approx((4, 0.3, 0.2, 2))]
     text = page.render(table, {}, 110)["index.html"]
     assert (
         "Class by class" in text and "Class by class" not in page.render(tables.gather(runs[:1]), {}, 110)["index.html"]

@@ -122,8 +122,8 @@ def test_the_whole_command_is_sent_as_one_job_with_its_environment(
     assert "RAY_ADDRESS" not in environment
     assert {"/.git", "/.venv", "/work", "/.state", "/report", "/.dvc/cache"} <= set(sent["runtime_env"]["excludes"])
     assert taken == [1]
-    said = capsys.readouterr()
-    assert "a line\n" in said.out and SECRET not in said.out + said.err
+    output = capsys.readouterr()
+    assert "a line\n" in output.out and SECRET not in output.out + output.err
 
 
 def test_the_results_of_a_failed_job_are_taken_and_its_exit_code_is_returned(
@@ -142,9 +142,9 @@ def test_after_a_cut_connection_the_log_continues_without_repeated_lines(
 ) -> None:
     head(["one\n", "tw", ConnectionError("cut")], ["one\n", "two\nthree\n", DONE])
     assert send() == 0
-    said = capsys.readouterr()
-    assert said.out.endswith("submitted\none\ntwo\nthree\n")
-    assert said.err == "http://head:8265 does not answer (cut); the job continues\n"
+    output = capsys.readouterr()
+    assert output.out.endswith("submitted\none\ntwo\nthree\n")
+    assert output.err == "http://head:8265 does not answer (cut); the job continues\n"
 
 
 def test_a_dashboard_that_does_not_answer_ends_the_command_but_not_the_job(
@@ -234,13 +234,15 @@ def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(head: Head, monkey
         job.send(Settings(remote=True), ["repro"], lambda: None)
     with pytest.raises(UserError, match=r"^BDL_REMOTE must be on: "):
         job.send(Settings(jobs="http://head:8265"), ["repro"], lambda: None)
-    for error, said in (
+    for error, message in (
         (ConnectionError("Failed to connect to Ray at address: http://head:8265."), r"\(Failed to connect .*\)$"),
         (RuntimeError("Version check returned 404. Jobs API is not supported\nmore"), r"Jobs API is not supported\)$"),
         (RuntimeError("The SDK require the ray[default] installation"), r"; pip install 'ray\[default\]'$"),
     ):
         monkeypatch.setattr("ray.job_submission.JobSubmissionClient", Mock(side_effect=error))
-        with pytest.raises(UserError, match=rf"^RAY_ADDRESS=http://head:8265: the Ray Jobs API cannot be used.*{said}"):
+        with pytest.raises(
+            UserError, match=rf"^RAY_ADDRESS=http://head:8265: the Ray Jobs API cannot be used.*{message}"
+        ):
             send()
 
 

@@ -78,8 +78,8 @@ def test_a_fit_takes_memory_only_for_the_parts_that_it_reads(prepared: Path) -> 
     before, after = json.loads(done.stdout.splitlines()[-1])
     limit = EXPERTS * SNAPSHOTS * WEIGHTS * 4 // 4
     assert (after - before) * 1024 < limit
-    made = artifacts.load(prepared / "work/student/b-last", "student").state("0-0")
-    assert made.tensors["ends"].tolist() == list(range(EXPERTS))
+    state = artifacts.load(prepared / "work/student/b-last", "student").state("0-0")
+    assert state.tensors["ends"].tolist() == list(range(EXPERTS))
     peaks = [json.loads((prepared / f"work/{row}.run.json").read_text())["peak_bytes"]["0-0"] for row in WORKERS]
     assert peaks[1] - peaks[0] < limit
 
@@ -91,8 +91,8 @@ def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tm
     executor: Executor = choose(Settings(executor="ray"), lambda: ray_head)
 
     def relative(path: Path) -> FileBytes:
-        found = FileBytes.of(path)
-        return FileBytes(Path(os.path.relpath(path)), found.size, found.inode, found.changed)
+        file = FileBytes.of(path)
+        return FileBytes(Path(os.path.relpath(path)), file.size, file.inode, file.changed)
 
     stored = artifacts.StoredTensors(relative(tmp_path / "0-0.safetensors"), "0-0")
     shared = {"state": State(stored), "files": {"notes": relative(tmp_path / "notes")}}
@@ -113,8 +113,8 @@ def test_a_worker_without_the_file_reads_it_through_the_driver(ray_head: str, tm
 def test_only_files_are_replaced_by_files_of_the_hub(tmp_path: Path) -> None:
     (tmp_path / "notes").write_bytes(b"abc")
     file, plain = FileBytes.of(tmp_path / "notes"), State({"w": torch.zeros(2)})
-    found = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")
-    assert found == {"a": {"b": HubFile(file, "hub")}, "c": plain, "d": 3} and found["c"] is plain
-    assert found["a"]["b"].size == 3 and found["a"]["b"].read(0, 3) == b"abc"  # the file is on this machine
-    assert through_hub(found, "other") == found
+    received = through_hub({"a": {"b": file}, "c": plain, "d": 3}, "hub")
+    assert received == {"a": {"b": HubFile(file, "hub")}, "c": plain, "d": 3} and received["c"] is plain
+    assert received["a"]["b"].size == 3 and received["a"]["b"].read(0, 3) == b"abc"  # the file is on this machine
+    assert through_hub(received, "other") == received
     assert pickle.loads(pickle.dumps(file)) == file

@@ -45,13 +45,13 @@ def test_pruning_keeps_the_largest_half_and_adds_the_seconds_of_the_whole_run(he
     assert half.names() == whole.names() and len(half.names()) == 6  # 2 splits of 2 members, and their transforms
     for name in ("0-0", "0-1", "1-0", "1-1"):
         before, after = (RandomWeightsPosterior.from_state(a.state(name)).learner.net for a in (whole, half))
-        left = [z.ne(0) for layer in after.layers.values() for z in layer.z()]
+        kept = [z.ne(0) for layer in after.layers.values() for z in layer.z()]
         dense = torch.cat([z.abs().flatten() for layer in before.layers.values() for z in layer.z()])
-        chosen = torch.cat([mask.flatten() for mask in left])
+        chosen = torch.cat([mask.flatten() for mask in kept])
         assert chosen.sum() == len(dense) // 2 and dense[chosen].min() >= dense[~chosen].max()
-    above, own = records.read("student", "b-whole"), records.read("student", "b-half")
-    for name, total in own["total_seconds"].items():
-        assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
+    above, record = records.read("student", "b-whole"), records.read("student", "b-half")
+    for name, total in record["total_seconds"].items():
+        assert total == pytest.approx(record["seconds"][name] + above["seconds"][name])
     removed = [a - b for a, b in zip(parameters("b-whole"), parameters("b-half"), strict=True)]
     assert removed == [len(dense) - len(dense) // 2] * 4
     fitted = load_predictor(places.artifact("student", "b-half"), 1, 1)
@@ -90,8 +90,8 @@ def test_the_report_finds_the_run_that_a_student_imitates(here: Path) -> None:
 def test_the_report_finds_the_run_that_a_plugins_student_imitates(here: Path) -> None:
     """The method declares that it imitates; its input's method may have any name. The control declares nothing."""
     methods = RAW["methods"]
-    own = {"my_chains": methods["sgmcmc"], "my_student": methods["dark_knowledge"]}
-    raw = params("imitated", methods=own, teachers={"b-chains": CHAINS | {"method": "my_chains"}})
+    runs = {"my_chains": methods["sgmcmc"], "my_student": methods["dark_knowledge"]}
+    raw = params("imitated", methods=runs, teachers={"b-chains": CHAINS | {"method": "my_chains"}})
     of_chains = {"setting": "chains", "input": "teacher/b-chains"}
     raw["runs"] |= {
         "b-average": {**CLOSED_FORM, **of_chains, "method": "my_chains"},
@@ -99,8 +99,8 @@ def test_the_report_finds_the_run_that_a_plugins_student_imitates(here: Path) ->
         "b-of-run": {**STUDENT, "method": "my_student", "setting": "run"},
     }
     for imitates, expected in ((True, ["b-average", "b-whole"]), (False, [None, None])):
-        own = replace(METHODS["dark_knowledge"], name="my_student", imitates=imitates)
-        registry = {**METHODS, "my_chains": replace(METHODS["sgmcmc"], name="my_chains"), "my_student": own}
+        runs = replace(METHODS["dark_knowledge"], name="my_student", imitates=imitates)
+        registry = {**METHODS, "my_chains": replace(METHODS["sgmcmc"], name="my_chains"), "my_student": runs}
         imitated = {info.key: info.imitates for info in infos(typed(raw, registry))}
         assert [imitated["b-of-chains"], imitated["b-of-run"]] == expected and imitated["b-student"] == "b-whole"
 

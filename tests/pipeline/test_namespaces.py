@@ -29,6 +29,6 @@ def test_the_first_thing_that_a_machine_lacks_is_named_with_its_cure(
     monkeypatch.setattr(os, "geteuid", lambda: 1000 if lacked == "root" else 0)
     mounted = REFUSED if lacked == "a mount" else subprocess.CompletedProcess([], 0, "", "")
     monkeypatch.setattr(subprocess, "run", lambda *args, **options: mounted)
-    said = namespaces.missing()
-    assert LACKS[lacked] in said if lacked == "a mount" else said == LACKS[lacked]
+    missing = namespaces.missing()
+    assert LACKS[lacked] in missing if lacked == "a mount" else missing == LACKS[lacked]
     assert namespaces.available() == (lacked == "nothing")

@@ -97,11 +97,11 @@ def test_a_node_that_an_autoscaler_adds_is_waited_for_up_to_a_limit(growing_ray:
     """The autoscaler sees the request as a placement group; each minute a line names the resources and the time."""
     with pytest.raises(UserError, match=r"1 GPU; no such node came in 30 s \(BDL_WAIT_FOR_NODES\)$"):
         ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=30.0), say=lambda text: None)
-    said: list[str] = []
-    ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=600.0), say=said.append)
+    lines: list[str] = []
+    ensure(Settings(address=CLUSTER, needs=Needs(gpus=8), node_seconds=600.0), say=lines.append)
     assert 90 < growing_ray.time < 110
     assert growing_ray.requests == [[{"CPU": 1.0, "GPU": 8.0}]] * 2 and growing_ray.removed == 2
-    assert said == [f"waiting for a node with 1 CPU and 8 GPU, {seconds} of 600 s" for seconds in (0, 60)]
+    assert lines == [f"waiting for a node with 1 CPU and 8 GPU, {seconds} of 600 s" for seconds in (0, 60)]
 
 
 @pytest.fixture
@@ -128,8 +128,8 @@ def test_a_head_that_refuses_connections_is_given_up_after_a_while(
     listening.close()
     assert not watch.answers()  # it may be restarting
     at_once(monkeypatch, _REFUSED_SECONDS=0.0)
-    said = rf"^the Ray cluster at {where} has gone \(.*refused\): start it again, and the same command continues"
-    with pytest.raises(UserError, match=said):
+    message = rf"^the Ray cluster at {where} has gone \(.*refused\): start it again, and the same command continues"
+    with pytest.raises(UserError, match=message):
         watch.answers()
 
 

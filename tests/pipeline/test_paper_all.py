@@ -18,15 +18,15 @@ PAGE = Path("results/vbll/table1-cifar10-on-fashion_mnist.md")
 
 def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[str, float]) -> None:
     """Write the files that a run on Fashion-MNIST leaves whose networks come from a shared trajectory."""
-    found = [Score(0, seed, Quantity("nll"), value, 9) for seed, value in enumerate(nll)]
+    rows = [Score(0, seed, Quantity("nll"), value, 9) for seed, value in enumerate(nll)]
     folder = Path("work/evaluate") / key
     folder.mkdir(parents=True)
-    pq.write_table(scores.table("fashion_mnist", method, "small", found), folder / "scores.parquet")
+    pq.write_table(scores.table("fashion_mnist", method, "small", rows), folder / "scores.parquet")
     names = [f"0-{seed}" for seed in range(len(nll))]
     made_from = {name: {f"trajectory/shared/{name}": seconds["shared"]} for name in names}
-    own = dict.fromkeys(names, seconds["own"])
+    seconds_of = dict.fromkeys(names, seconds["own"])
     total = dict.fromkeys(names, seconds["shared"] + seconds["own"])
-    record = {"seconds": own, "made_from": made_from, "peak_bytes": own, "total_seconds": total}
+    record = {"seconds": seconds_of, "made_from": made_from, "peak_bytes": seconds_of, "total_seconds": total}
     record |= {"commit": commit, "device": "a processor", "versions": {"torch": "2.0"}}
     student = Path("work/student") / f"{key}.run.json"
     student.parent.mkdir(exist_ok=True)
@@ -75,9 +75,9 @@ def test_a_page_keeps_its_cells_when_the_project_has_fewer_runs(command: Callabl
     first, other = PAGE.read_bytes(), Path("results/inducing/table5-cifar10-on-fashion_mnist.csv")
     Path("work/identity/evaluate/fashion_mnist-d_vbll.json").unlink()
     other.write_text(other.read_text().replace("0.32", "0.99"))
-    said = command("paper", "all")
-    assert f"not changed, since the runs here fill fewer of its cells: {PAGE.with_suffix('.csv')}\n" in said
-    assert said.count("not changed") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
+    output = command("paper", "all")
+    assert f"not changed, since the runs here fill fewer of its cells: {PAGE.with_suffix('.csv')}\n" in output
+    assert output.count("not changed") == 1 and PAGE.read_bytes() == first and "0.99" not in other.read_text()
 
 
 def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(command: Callable[..., str]) -> None:
@@ -85,10 +85,10 @@ def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(command: Ca
     record = Path("work/student/fashion_mnist-sngp.run.json")
     record.write_text(Path("work/student/fashion_mnist-d_vbll.run.json").read_text())
     before = files(".")
-    said = command("paper", "all", "--missing").splitlines()
-    at = said.index("vbll:table1 CIFAR10: 37 printed, 0 made, 2 on a stand-in")
-    assert said[at + 1] == "  4 can be made: python -m pipeline repro, then paper all (7 s of fitting as recorded)"
+    lines = command("paper", "all", "--missing").splitlines()
+    at = lines.index("vbll:table1 CIFAR10: 37 printed, 0 made, 2 on a stand-in")
+    assert lines[at + 1] == "  4 can be made: python -m pipeline repro, then paper all (7 s of fitting as recorded)"
     # two cells of this table, and the trained network's NLL in tables 3 and 7 of CIBER and table 5 of inducing weights
     printed = sum(len(path.read_text().splitlines()) - 1 for path in papers.HERE.glob("*.csv"))
-    assert said[-1] == f"made: 5 of {printed}, 0 on the papers' data and 5 on a stand-in"
+    assert lines[-1] == f"made: 5 of {printed}, 0 on the papers' data and 5 on a stand-in"
     assert files(".") == before

@@ -46,10 +46,10 @@ def written(task: str) -> dict[str, set[str]]:
     fitted = Predictor(Answering(task), Transform("table", torch.zeros(2), torch.ones(2)))
     inputs = np.zeros((20, 2))
     targets = np.arange(20) % 3 if task == "classification" else np.zeros((20, 1))
-    rows, how = Examples(inputs, targets), EvaluateConfig(calibration_bins=3, batch=8, joint_pairs=10)
-    clean = evaluation.score_clean(fitted, rows, how, Seed(0))
-    shifted = evaluation.score_classification(fitted, rows, how, Seed(0)) if task == "classification" else {}
-    other = evaluation.score_ood(fitted, inputs, clean.in_distribution_scores, how, Seed(0))
+    rows, settings = Examples(inputs, targets), EvaluateConfig(calibration_bins=3, batch=8, joint_pairs=10)
+    clean = evaluation.score_clean(fitted, rows, settings, Seed(0))
+    shifted = evaluation.score_classification(fitted, rows, settings, Seed(0)) if task == "classification" else {}
+    other = evaluation.score_ood(fitted, inputs, clean.in_distribution_scores, settings, Seed(0))
     by = {metric for scores in other.values() for metric in scores}
     return {"test": {*clean.metrics}, "ood": by, "score": {*other}, "corrupted": {*shifted}, "transfer": {*shifted}}
 
@@ -57,17 +57,17 @@ def written(task: str) -> dict[str, set[str]]:
 @pytest.mark.parametrize("path", sorted(papers.HERE.glob("*.yaml")), ids=lambda path: path.stem)
 def test_evaluation_writes_every_score_that_a_paper_names(path: Path) -> None:
     of_tasks = [written(task) for task in ("classification", "regression")]
-    known = {kind: of_tasks[0][kind] | of_tasks[1][kind] for kind in of_tasks[0]}
-    assert known["ood"] == {metric.name for metric in DETECTION}, "the report has a column for each"
+    columns = {kind: of_tasks[0][kind] | of_tasks[1][kind] for kind in of_tasks[0]}
+    assert columns["ood"] == {metric.name for metric in DETECTION}, "the report has a column for each"
     with open(path.with_suffix(".csv"), newline="") as file:
         tables = {row["table"] for row in csv.DictReader(file)}
     for table in (papers.load(f"{path.stem}:{name}") for name in sorted(tables)):
         for methods in table.figures.values():
             for method, metric in {(method, metric) for method, figures in methods.items() for metric in figures}:
                 of = table.quantity(metric, method)
-                assert of.metric in known[of.set], (method, metric)
-                assert of.score is None or of.score in known["score"], (method, metric)
+                assert of.metric in columns[of.set], (method, metric)
+                assert of.score is None or of.score in columns["score"], (method, metric)
     names = config.read(papers.Names, read_yaml(path), path.name)
     for method, counterpart in names.methods.items():
         assert counterpart.scores.keys() <= names.metrics.keys(), method
-        assert {*counterpart.scores.values()} <= known["score"], method
+        assert {*counterpart.scores.values()} <= columns["score"], method

@@ -25,33 +25,33 @@ def params(source: str) -> Params:
 
 
 def test_tables_that_share_a_params_file_show_only_their_own_runs() -> None:
-    found = params("inducing-table2")
+    sections = params("inducing-table2")
     datasets = {"table2": "CIFAR10", "table5": "CIFAR10", "table3": "CIFAR100", "table7": "CIFAR100"}
     tables = {name: papers.load(f"inducing:{name}") for name in datasets}
-    shown = {name: [row.key for row in runs_of(tables[name], datasets[name], ours(found))] for name in datasets}
-    own = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
-    assert shown["table2"] == [f"cifar10-{key}" for key in own]
-    assert shown["table5"] == [f"cifar10-{key}" for key in (*own, "ffg_u-128", "ensemble_u-128")]
-    assert shown["table3"] == [f"cifar100-{key}" for key in own]
+    shown = {name: [row.key for row in runs_of(tables[name], datasets[name], ours(sections))] for name in datasets}
+    methods = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
+    assert shown["table2"] == [f"cifar10-{key}" for key in methods]
+    assert shown["table5"] == [f"cifar10-{key}" for key in (*methods, "ffg_u-128", "ensemble_u-128")]
+    assert shown["table3"] == [f"cifar100-{key}" for key in methods]
     weights, inducing = (50, 10, 1, "0_1"), (75, 50, 25)  # per cent that are left
-    left = [f"ffg_w-left-{n}" for n in weights] + [f"ffg_u-left-{n}" for n in inducing]
-    assert shown["table7"] == [f"cifar100-{key}" for key in ("ffg_w", "ffg_u", *left)]
+    pruned = [f"ffg_w-left-{n}" for n in weights] + [f"ffg_u-left-{n}" for n in inducing]
+    assert shown["table7"] == [f"cifar100-{key}" for key in ("ffg_w", "ffg_u", *pruned)]
     assert papers.load("inducing:table6").source == "inducing-table2"
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_is_shown() -> None:
-    found, shown = params("inducing-table2"), set[str]()
+    sections, shown = params("inducing-table2"), set[str]()
     for table in (papers.load(f"inducing:table{number}") for number in RITTER):
         assert table.source == "inducing-table2"
         for dataset, figures in table.figures.items():
-            lines = compared(table, dataset, found, evaluated=()).lines
+            lines = compared(table, dataset, sections, evaluated=()).lines
             assert [line.method for line in lines] == [*figures]
             keys = [line.run for line in lines if line.run is not None]
             assert len(keys) == len(set(keys)) == len(figures)
             for line in lines:
                 assert {m: cell.paper for m, cell in line.cells.items() if cell.paper} == figures[line.method]
             shown |= {*keys}
-    assert shown == {row.key for row in found.of("student")}
+    assert shown == {row.key for row in sections.of("student")}
 
 
 def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command() -> None:
@@ -59,9 +59,9 @@ def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command
     assert len(paths) >= 12
     for path in paths:
         table = papers.load(path.stem.replace("-", ":", 1))
-        found = params(path.stem)
-        known = {table.names.datasets[name] for name in table.figures}
-        assert {row.spec.dataset for row in found.of("student")} <= known
+        sections = params(path.stem)
+        datasets = {table.names.datasets[name] for name in table.figures}
+        assert {row.spec.dataset for row in sections.of("student")} <= datasets
         assert f"python -m pipeline paper {table}" in path.read_text()
 
 
@@ -69,11 +69,11 @@ def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command
 def test_every_method_of_lee_has_one_run_with_the_right_coreset(number: int) -> None:
     """Only chains of a network with running statistics have no run. AVBPC has a second line, of ridge regression."""
     table = papers.load(f"vbpc:table{number}")
-    found = params(table.source)
-    shown = [name for name in table.figures if table.names.datasets[name] in found.datasets]
+    sections = params(table.source)
+    shown = [name for name in table.figures if table.names.datasets[name] in sections.datasets]
     assert {*table.figures} - {*shown} == ({"Tiny-ImageNet"} if number == 1 else set())
     for dataset in shown:
-        lines = compared(table, dataset, found, evaluated=()).lines
+        lines = compared(table, dataset, sections, evaluated=()).lines
         keys = [line.run for line in lines if line.run]
         assert len(keys) == len({*keys})
         of_paper, more = lines[: len(table.figures[dataset])], lines[len(table.figures[dataset]) :]
@@ -83,7 +83,7 @@ def test_every_method_of_lee_has_one_run_with_the_right_coreset(number: int) -> 
         second = ["coreset_krr (vbpc-ipc1)", "coreset_krr (vbpc-ipc10)"]
         assert [line.method for line in more] == (second if dataset.startswith("CIFAR") and number != 9 else [])
         for line in of_paper:
-            assert line.run is None or coreset_of(found, line.run) == expected_coreset(line.method)
+            assert line.run is None or coreset_of(sections, line.run) == expected_coreset(line.method)
 
 
 def coreset_of(found: Params, key: str) -> tuple[str, int, str]:

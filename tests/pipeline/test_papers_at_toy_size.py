@@ -139,11 +139,11 @@ def test_every_image_table_is_filled_and_no_stage_runs_twice(name: str, run: Run
         more = run(f"{paper}:table{number}", *part)
         assert not done & more, "made twice"
         done |= more
-        known = papers.load(f"{paper}:table{number}")
-        for dataset, figures in known.figures.items():
+        table = papers.load(f"{paper}:table{number}")
+        for dataset, figures in table.figures.items():
             if part and dataset != PART[paper]:
                 continue
-            stem = Path(f"results/{known.folder}/table{number}-{known.names.datasets[dataset]}")
+            stem = Path(f"results/{table.folder}/table{number}-{table.names.datasets[dataset]}")
             text = stem.with_suffix(".md").read_text()
             assert text.count("not run") == len(NOT_RUN & {*figures}) and (paper == "vbll" or "nan" not in text)
             cells = shown(stem.with_suffix(".csv"))
@@ -184,20 +184,20 @@ def test_a_uci_table_is_refused_without_its_file_and_filled_with_it(
     assert "is missing" in command("paper", table, "--dataset", dataset, code=2)
     made_up(raw["datasets"][key]["source"])
     run(str(table), "--dataset", dataset)
-    found = shown(Path(f"results/collapsed/table{number}-{key}.csv"))
+    cells = shown(Path(f"results/collapsed/table{number}-{key}.csv"))
     built = {method for method in table.figures[dataset] if table.names.methods[method].method is not None}
     more = {"swa", "kfac_laplace", "dropout" if number == 2 else "ciber_second (input)"}  # not in the paper's table
-    assert {method for method, _ in found} == {*table.figures[dataset]} | more
-    assert {method for (method, _), row in found.items() if row["ours"]} == built | more
+    assert {method for method, _ in cells} == {*table.figures[dataset]} | more
+    assert {method for (method, _), row in cells.items() if row["ours"]} == built | more
     assert run(f"ciber:table{second}", "--dataset", dataset) == set(), "nothing to run"
     assert float(shown(Path(f"results/collapsed/table{second}-{key}.csv"))["SWAG", "rmse"]["ours"]) > 0
     if number == 2:  # log p(z) of z = (y − m)/s is log p(y) + log s, with the s of the training rows
         work = Path("work/paper/ciber-table2")
         stored = pq.read_table(work / f"evaluate/{key}-deterministic/scores.parquet").to_pylist()
-        (own,) = [row["value"] for row in stored if (row["set"], row["metric"]) == ("test", "log_likelihood")]
+        (value,) = [row["value"] for row in stored if (row["set"], row["metric"]) == ("test", "log_likelihood")]
         spread = math.log(np.std(folders.load_fit(work / f"prepare/{key}", 0, final=True).train.targets))
         assert abs(spread) > 1
-        assert float(found["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(own + spread, abs=1e-5)
+        assert float(cells["SGD", "log_likelihood_normalised"]["ours"]) == pytest.approx(value + spread, abs=1e-5)
 
 
 def test_the_second_step_of_vbpc_table_9_makes_a_coreset_of_40_rows(run: Run) -> None:
@@ -248,20 +248,20 @@ def test_the_runs_of_the_overlay_that_needs_a_gpu_are_made_and_scored(project: P
     for name in ("comparison", "inducing-fashion_mnist"):
         overlays.apply(ROOT / f"params/{name}.yaml")
     raw = yaml.safe_load(Path("params.yaml").read_text())
-    own = {"methods": {name: raw["methods"][name] for name in ("ffg_w", "ffg_u", "ensemble_u")}}
+    changes = {"methods": {name: raw["methods"][name] for name in ("ffg_w", "ffg_u", "ensemble_u")}}
     for section in ("trajectories", "runs"):
-        own[section] = {key: run for key, run in raw[section].items() if "resnet" in key}
+        changes[section] = {key: run for key, run in raw[section].items() if "resnet" in key}
     raw["datasets"]["fashion_mnist"] |= {"validation": 10, "corrupted_images": 2, "ood": ["digits"]}
-    own = shrunk(own, VBLL | FEW | {"validation_draws": 2, "seeds": 2})
-    own["runs"]["fashion_mnist-resnet-ensemble"]["seeds"] = 1
-    raw |= {"teachers": {}, "coresets": {}, **own, "methods": raw["methods"] | own["methods"]}
+    changes = shrunk(changes, VBLL | FEW | {"validation_draws": 2, "seeds": 2})
+    changes["runs"]["fashion_mnist-resnet-ensemble"]["seeds"] = 1
+    raw |= {"teachers": {}, "coresets": {}, **changes, "methods": raw["methods"] | changes["methods"]}
     Path("params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
     walk.stage("prepare", "fashion_mnist")
     walk.stage("trajectory", "fashion_mnist-resnet")
-    assert len(own["runs"]) == 5
+    assert len(changes["runs"]) == 5
     expected = {("test", None, None), ("cost", None, None), ("ood", "digits", None)}
     expected |= {("corrupted", kind, severity) for kind in KINDS for severity in range(1, 6)}
-    for run in own["runs"]:
+    for run in changes["runs"]:
         walk.stage("student", run)
         walk.stage("evaluate", run)
         stored = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()

@@ -56,8 +56,8 @@ def test_a_mistake_in_params_is_one_line_that_names_its_key(
     tmp_path: Path, name: str, change: dict[str, Any], message: str
 ) -> None:
     raw, registry = changed(params(name), change), REGISTRY if name in NAMES[:2] else None
-    said = refusal(lambda: read(tmp_path, raw, registry))
-    assert said == message or (message.endswith("…") and said.startswith(message[:-1])), said
+    refused = refusal(lambda: read(tmp_path, raw, registry))
+    assert refused == message or (message.endswith("…") and refused.startswith(message[:-1])), refused
 
 
 def test_a_run_may_have_several_inputs(tmp_path: Path) -> None:
@@ -96,8 +96,8 @@ def test_yaml_mistakes_name_the_line(tmp_path: Path) -> None:
 def test_a_section_of_a_wrong_type_is_named(tmp_path: Path, section: str) -> None:
     """Null is an empty section, and only teachers, coresets and runs may be empty here: refused.yaml has the others."""
     for value in (1, True, "none", [1], [], 0.5):
-        said = refusal(lambda value=value: read(tmp_path, changed(GOOD, {section: value})))
-        assert said.startswith(f"{section} must be a section"), (value, said)
+        message = refusal(lambda value=value: read(tmp_path, changed(GOOD, {section: value})))
+        assert message.startswith(f"{section} must be a section"), (value, message)
     if section in ("teachers", "coresets", "runs"):
         read(tmp_path, changed(GOOD, {section: None}))
 

@@ -100,8 +100,8 @@ def test_a_file_is_merged_into_its_base_and_its_repeated_entries_are_written_out
     content = read_params(tmp_path / "top.yaml")
     assert content["methods"] == {"a": {"steps": 1, "network": {"name": "mlp", "hidden": [5]}}}
     several = {f"{p}-a{n}": {"ipc": n, "setting": [f"ipc{n}"], "<other>": 0} for p in "pq" for n in (1, 2)}
-    known = {"p-a": {"input": "prepare/p", "seeds": 1}, "q-a": {"input": "prepare/q", "seeds": 3}}
-    assert content["runs"] == {"x": {"seeds": 1}} | known | several and list(content) == ["seed", "methods", "runs"]
+    stages = {"p-a": {"input": "prepare/p", "seeds": 1}, "q-a": {"input": "prepare/q", "seeds": 3}}
+    assert content["runs"] == {"x": {"seeds": 1}} | stages | several and list(content) == ["seed", "methods", "runs"]
     (tmp_path / "each.yaml").write_text("base: top.yaml\neach: {set: [r], n: []}\n")
     assert [*read_params(tmp_path / "each.yaml")["runs"]] == ["x", "r-a", "q-a"], "a list replaces"
 
@@ -121,12 +121,12 @@ def test_params_yaml_has_no_base_since_dvc_reads_it() -> None:
 
 def test_the_params_have_the_rates_and_snapshots_of_maddox() -> None:
     """Maddox et al. 2019 as published: when the rate falls, and which epochs SWA and SWAG average over."""
-    own = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
+    settings = {"vgg": (0.05, 5e-4), "preresnet": (0.1, 3e-4), "wrn": (0.1, 5e-4)}
     ends = {"vgg": (0.01, 0.01), "preresnet": (0.01, 0.05), "wrn": (0.05, 0.05)}  # of SWA on CIFAR-10, CIFAR-100
     for run in load("params/paper/ciber-table3.yaml").of("trajectory"):
         dataset, network, kind = run.key.split("-")
         optimiser = run.config.optimiser
-        assert (optimiser.lr, optimiser.weight_decay) == own[network]
+        assert (optimiser.lr, optimiser.weight_decay) == settings[network]
         start, ratio = (161, ends[network][dataset == "cifar100"] / optimiser.lr) if kind == "swa" else (300, 0.01)
         for epoch in range(300):
             t = epoch / start
@@ -150,20 +150,20 @@ def test_the_chains_have_the_step_sizes_of_maddox() -> None:
 
 def test_the_params_have_the_rates_and_pruned_runs_of_ritter() -> None:
     """Ritter et al. 2021, appendices J.2 and K: 50,000 rows in batches of 100; a setting says what is left, in %."""
-    found = load("params/paper/inducing-table2.yaml")
-    for (kind, key), run in found.runs.items():
-        how = run.config if kind == "trajectory" else getattr(run.config, "training", None)
-        if how is None:
+    params = load("params/paper/inducing-table2.yaml")
+    for (kind, key), run in params.runs.items():
+        training = run.config if kind == "trajectory" else getattr(run.config, "training", None)
+        if training is None:
             continue
-        steps, rate = 500 * how.epochs, how.optimiser.lr
-        rates = [learning_rate(how.optimiser, 500 * epoch, steps) / rate for epoch in range(how.epochs)]
-        falls = [epoch for epoch in range(1, how.epochs) if rates[epoch] < rates[epoch - 1]]
+        steps, rate = 500 * training.epochs, training.optimiser.lr
+        rates = [learning_rate(training.optimiser, 500 * epoch, steps) / rate for epoch in range(training.epochs)]
+        falls = [epoch for epoch in range(1, training.epochs) if rates[epoch] < rates[epoch - 1]]
         wide, name = key.startswith("cifar100"), run.method.name
         if "student" in run.sources:
-            source = found.run("student", run.sources["student"])
-            left = re.fullmatch(r"(.+) \((.+)%\)", run.spec.setting)
-            assert left is not None and left[1] == source.spec.setting and (rate, falls) == (1e-4, [])
-            assert Fraction(str(run.config.prune)) == 1 - Fraction(left[2]) / 100
+            source = params.run("student", run.sources["student"])
+            match = re.fullmatch(r"(.+) \((.+)%\)", run.spec.setting)
+            assert match is not None and match[1] == source.spec.setting and (rate, falls) == (1e-4, [])
+            assert Fraction(str(run.config.prune)) == 1 - Fraction(match[2]) / 100
         elif name == "sgd":
             assert (rate, falls) == ((0.1, [60, 120, 160]) if wide else (3e-4, []))
         else:
@@ -172,19 +172,19 @@ def test_the_params_have_the_rates_and_pruned_runs_of_ritter() -> None:
 
 def test_the_params_have_the_rates_of_korattikara() -> None:
     """SGD's rate 5e-6 and precision 1 on 50,000 rows as a rate on their mean; online and offline are one student."""
-    found = load("params/paper/dark_knowledge-mnist.yaml")
-    sgd, teacher = found.run("trajectory", "mnist-sgd").config, found.run("teacher", "mnist-sgld").config
-    online, offline = (found.run("student", f"mnist-{name}").config for name in ("online", "offline"))
-    rows = 60_000 - found.datasets["mnist"].validation
+    params = load("params/paper/dark_knowledge-mnist.yaml")
+    sgd, teacher = params.run("trajectory", "mnist-sgd").config, params.run("teacher", "mnist-sgld").config
+    online, offline = (params.run("student", f"mnist-{name}").config for name in ("online", "offline"))
+    rows = 60_000 - params.datasets["mnist"].validation
     assert sgd.optimiser.lr == pytest.approx(5e-6 / 2 * rows) and sgd.optimiser.weight_decay == pytest.approx(1 / rows)
     steps = sgd.epochs * rows // sgd.batch
     assert steps == teacher.thinning.steps == online.steps == offline.steps == 1_000_000
     assert (online.mode.target, online.mode.sampler) == (teacher.target, teacher.sampler)
     assert replace(online, mode=offline.mode) == offline
     assert online.inputs.noise == pytest.approx(0.001 * 126 / 255 / 0.3081, rel=0.01)
-    short = found.run("trajectory", "mnist5k-sgd").config
+    short = params.run("trajectory", "mnist5k-sgd").config
     assert short.optimiser.lr == sgd.optimiser.lr and short.optimiser.weight_decay == pytest.approx(1 / 4000)
-    small = found.run("teacher", "mnist5k-sgld").config.sampler
+    small = params.run("teacher", "mnist5k-sgld").config.sampler
     assert small.step_size.at(0) * 4000 / 2 == pytest.approx(teacher.sampler.step_size.at(0) * rows / 2)
 
 
@@ -192,24 +192,24 @@ def test_the_params_have_the_rates_of_korattikara() -> None:
 def test_the_pseudo_coresets_have_the_step_size_of_lee() -> None:
     """A step of ½·step_size on the sum over rows is a step of .01 on their mean; VBPC's coresets and runs agree."""
     for name, rows in (("params/paper/vbpc-table1.yaml", None), ("params/paper/vbpc-table9.yaml", 400)):
-        found = load(name)
-        for coreset in found.of("coreset"):
+        params = load(name)
+        for coreset in params.of("coreset"):
             classes = 100 if coreset.spec.dataset == "cifar100" else 10
             if coreset.method.name == "bpc_cd":
                 count = rows or coreset.config.ipc * classes
                 assert coreset.config.step_size / 2 * count == pytest.approx(0.01)
-        for run in found.of("student"):
+        for run in params.of("student"):
             if run.method.name == "vbpc":
-                assert run.config == found.run("coreset", run.sources["coreset"]).config
+                assert run.config == params.run("coreset", run.sources["coreset"]).config
 
 
 def test_the_held_out_classes_of_near_ood_are_the_seeded_folds() -> None:
     """No score has chosen them; the page joins the folds, and no other data set, to one table."""
-    found = load("params/near-ood.yaml")
+    params = load("params/near-ood.yaml")
     drawn = Seed(0).fold("held out classes", "fashion_mnist").numpy().permutation(10)[:9].reshape(3, 3).tolist()
-    folds = {key: number for key, (title, number) in unfamiliar.folds_of(found).items() if title == "fashion_near"}
-    assert [list(found.datasets[key].held_out) for key in folds] == drawn and [*folds.values()] == [0, 1, 2]
-    assert unfamiliar.folds_of(found)["boston"] == ("boston", 0)
+    folds = {key: number for key, (title, number) in unfamiliar.folds_of(params).items() if title == "fashion_near"}
+    assert [list(params.datasets[key].held_out) for key in folds] == drawn and [*folds.values()] == [0, 1, 2]
+    assert unfamiliar.folds_of(params)["boston"] == ("boston", 0)
 
 
 if __name__ == "__main__":

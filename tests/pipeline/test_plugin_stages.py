@@ -51,10 +51,10 @@ def with_plugins() -> dict[str, object]:
     stripes = {**raw["datasets"]["digits"], "source": {"name": "stripes", "rows": 60}, "ood": ["digits"]}
     raw["datasets"]["stripes"] = {**stripes, "corrupted_images": 0, "transfer": []}
     raw["methods"]["snapshots"] = {"last": 1}
-    own = {"dataset": "stripes", "seeds": 1}
+    run = {"dataset": "stripes", "seeds": 1}
     override = {"network": {"name": "wave", "width": 6}}
-    raw["trajectories"]["stripes-sgd"] = {**own, "method": "sgd", "input": "prepare/stripes", "override": override}
-    row = {**own, "method": "snapshots", "setting": "own", "input": "trajectory/stripes-sgd"}
+    raw["trajectories"]["stripes-sgd"] = {**run, "method": "sgd", "input": "prepare/stripes", "override": override}
+    row = {**run, "method": "snapshots", "setting": "own", "input": "trajectory/stripes-sgd"}
     raw["runs"]["stripes-snapshots"] = row
     return raw
 

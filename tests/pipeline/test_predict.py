@@ -31,14 +31,14 @@ def table(rows=7):
 def test_class_predictions_of_a_table_equal_the_posterior(here):
     place, rows = student(here / "work/student/c"), table(2500)  # several batches
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
-    made = go("c", "new.csv")
+    predictions = go("c", "new.csv")
     direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
     expected = summary.columns(direct, CLASSES)
-    assert list(made) == ["row", *expected]
+    assert list(predictions) == ["row", *expected]
     for name in expected.keys() - {"predicted"}:
-        assert np.allclose(made[name], expected[name], atol=1e-6), name
-    assert list(made["predicted"]) == [CLASSES[i] for i in direct.mean.argmax(1)]
-    assert (made["mutual_information"] > 0).any() and list(made["row"]) == list(range(2500))
+        assert np.allclose(predictions[name], expected[name], atol=1e-6), name
+    assert list(predictions["predicted"]) == [CLASSES[i] for i in direct.mean.argmax(1)]
+    assert (predictions["mutual_information"] > 0).any() and list(predictions["row"]) == list(range(2500))
 
 
 @pytest.mark.parametrize(
@@ -60,11 +60,11 @@ def test_predictions_never_replace_the_input_and_are_named_as_parquet(here, outp
 def test_regression_predictions_are_in_the_targets_own_units(here):
     place, rows = student(here / "work/student/r", task="regression"), table()
     rows.to_parquet("new.parquet")
-    made = go("r", "new.parquet")
+    predictions = go("r", "new.parquet")
     direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
-    assert np.allclose(made["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
-    assert np.allclose(made["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
-    assert (made["lower"] < made["mean"]).all() and (made["mean"] < made["upper"]).all()
+    assert np.allclose(predictions["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
+    assert np.allclose(predictions["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
+    assert (predictions["lower"] < predictions["mean"]).all() and (predictions["mean"] < predictions["upper"]).all()
 
 
 def test_predictions_of_a_folder_name_the_image_files_in_order(here):

@@ -46,9 +46,9 @@ def classes(sharp: float, noise: float, seed: int = 0) -> pa.Table:
     labels = (probs.cumsum(1)[:, :-1] <= random.random((ROWS, 1))).sum(1)
     stated = np.exp(sharp * (logits + noise * Seed(1).fold(seed).numpy().normal(size=logits.shape)))
     stated /= stated.sum(1, keepdims=True)
-    own = stated[np.arange(ROWS), labels]
+    probabilities = stated[np.arange(ROWS), labels]
     columns = {f"p_{k}": stated[:, k] for k in range(CLASSES)}
-    return pa.table({"row": np.arange(ROWS), "target": labels, **columns, "log_prob": np.log(own)})
+    return pa.table({"row": np.arange(ROWS), "target": labels, **columns, "log_prob": np.log(probabilities)})
 
 
 def values(width: float, split: int) -> pa.Table:
@@ -67,10 +67,10 @@ def values(width: float, split: int) -> pa.Table:
 def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
     """Evaluations and their scores: runs of classes with three seeds on one split, of regression on three splits."""
     root = tmp_path_factory.mktemp("questions")
-    fits = {f"c-{name}": {(0, seed): classes(*how, seed) for seed in range(3)} for name, how in CASES.items()}
+    fits = {f"c-{name}": {(0, seed): classes(*options, seed) for seed in range(3)} for name, options in CASES.items()}
     fits |= {f"v-{name}": {(split, 0): values(width, split) for split in range(3)} for name, width in WIDTHS.items()}
     about = {key: run_of("images" if key[0] == "c" else "rows", key[2:]) for key in fits}
-    found = []
+    rows = []
     with places.rooted(root):
         for key, by_fit in fits.items():
             of = about[key]
@@ -80,8 +80,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
                 pq.write_table(scores.table(of.dataset, of.name, "s", figures), folder / "scores.parquet")
                 tables_ = [scores.of_fit(table, *fit) for fit, table in by_fit.items()]
                 pq.write_table(pa.concat_tables(tables_), folder / "predictions.parquet")
-            found.append(score(key, about))
-    return found
+            rows.append(score(key, about))
+    return rows
 
 
 CASES = {"right": (1.0, 0.0), "sharp": (3.0, 0.0), "noisy": (1.0, 2.0)}
@@ -103,8 +103,8 @@ def test_the_scores_equal_a_direct_computation_from_the_stored_predictions(runs:
             held = np.flatnonzero(ordered <= 0.05 + 1e-12)
             expected["coverage_at_5"].append((held[-1] + 1) / ROWS if len(held) else 0)
         for name, values_ in expected.items():
-            found = table.estimate(run.key, Quantity(name))
-            assert found is not None and found.mean == pytest.approx(np.mean(values_), rel=1e-9), name
+            estimate = table.estimate(run.key, Quantity(name))
+            assert estimate is not None and estimate.mean == pytest.approx(np.mean(values_), rel=1e-9), name
         assert table.drawn["risk"][run.key][0.8] == pytest.approx(np.mean(expected["risk_at_80"]))
     counts = table.drawn["pit"]["v-right"]
     assert counts.sum() == 180 and len(counts) == 10
@@ -187,10 +187,10 @@ def stored_rows(fits: list[StoredFit]) -> pa.Table:
     for seed, fit in enumerate(fits):
         for name, rows in {"train": fit.train, "test": fit.test, **fit.others}.items():
             numbers = {"split": np.zeros(len(rows), int), "seed": np.full(len(rows), seed), "row": np.arange(len(rows))}
-            known = {"log_probs": rows.log_probs, "features": rows.features, "logits": rows.logits}
-            lists = {column: vectors(values) for column, values in known.items() if values is not None}
-            own = {f"score_{score}": values for score, values in rows.own.items()}
-            parts.append(pa.table({"set": [name] * len(rows), "target": rows.labels, **numbers, **lists, **own}))
+            columns = {"log_probs": rows.log_probs, "features": rows.features, "logits": rows.logits}
+            lists = {column: vectors(values) for column, values in columns.items() if values is not None}
+            extra = {f"score_{score}": values for score, values in rows.own.items()}
+            parts.append(pa.table({"set": [name] * len(rows), "target": rows.labels, **numbers, **lists, **extra}))
     return pa.concat_tables(parts)
 
 
@@ -208,9 +208,9 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
                 if seeds:
                     pq.write_table(stored_rows(seeds), folder / "unfamiliar.parquet")
             runs.append(score(name, about))
-    said, grids = question_pages.unseen(tables.gather(runs))
+    page, grids = question_pages.unseen(tables.gather(runs))
 
-    for sentence, group, sets in zip(said, ("near", "far"), ("held_out", "noise"), strict=True):
+    for sentence, group, sets in zip(page, ("near", "far"), ("held_out", "noise"), strict=True):
         assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")
         assert sentence.lower().count(f"{group} sets") == 1 and " on " not in sentence.lower()
         assert " has the largest mean AUROC, " in sentence and " of 2 runs it wins" in sentence

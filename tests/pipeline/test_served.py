@@ -58,13 +58,13 @@ def test_a_model_loaded_by_mlflow_and_its_server_give_the_posteriors_predictions
     Path("request").write_text(json.dumps({"inputs": rows.tolist()} if rows.ndim == 4 else {"dataframe_split": table}))
     places = {"input_path": "request", "output_path": "answer"}
     mlflow.models.predict(str(saved), **places, content_type="json", env_manager="local")
-    for made in (direct, pd.DataFrame(json.loads(Path("answer").read_text())["predictions"])):
-        assert list(made.columns) == list(expected)
+    for answers in (direct, pd.DataFrame(json.loads(Path("answer").read_text())["predictions"])):
+        assert list(answers.columns) == list(expected)
         for name, values in expected.items():
             if name == "predicted":
-                assert list(made[name]) == list(values)
+                assert list(answers[name]) == list(values)
             else:
-                assert np.allclose(made[name], values, rtol=1e-5, atol=1e-7), name
+                assert np.allclose(answers[name], values, rtol=1e-5, atol=1e-7), name
 
 
 @pytest.mark.parametrize(("answer", "written"), [(0.0, "false"), (1.0, "true")])
@@ -91,16 +91,16 @@ SAMPLED = ("bnn", "ffg_u")
 def fitted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project of one table, with sampled posteriors that are fitted and evaluated; two members each."""
     folder = tmp_path_factory.mktemp("answers")
-    written = yaml.safe_load(tune_cases.PARAMS)
+    sections = yaml.safe_load(tune_cases.PARAMS)
     run = {"dataset": "toy", "setting": "s", "seeds": 2, "input": "prepare/toy"}
-    written |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
-    written["methods"] = {method: CONFIGS[method, "regression"] for method in SAMPLED}
-    written["evaluate"]["batch"] = 7
+    sections |= {"teachers": {}, "runs": {f"toy-{method}": {"method": method, **run} for method in SAMPLED}}
+    sections["methods"] = {method: CONFIGS[method, "regression"] for method in SAMPLED}
+    sections["evaluate"]["batch"] = 7
     x = np.random.default_rng(0).normal(size=80)
     pd.DataFrame({"x": x, "y": 30 + 2 * x}).to_csv(folder / "toy.csv", index=False)
-    walk.prepared(folder, written, "toy")
+    walk.prepared(folder, sections, "toy")
     with chdir(folder):
-        for key in written["runs"]:
+        for key in sections["runs"]:
             walk.stage("student", key)
             walk.stage("evaluate", key)
     return folder
@@ -160,7 +160,7 @@ def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_run_of_a_papers_table_is_read_from_the_tree_of_that_table(rows: np.ndarray) -> None:
-    expected, own = predicted("toy-bnn", rows), Path("work/paper/vbll-table2/student/toy-other")
-    own.parent.mkdir(parents=True)
-    own.symlink_to(Path("work/student/toy-bnn").absolute())
+    expected, folder = predicted("toy-bnn", rows), Path("work/paper/vbll-table2/student/toy-other")
+    folder.parent.mkdir(parents=True)
+    folder.symlink_to(Path("work/student/toy-bnn").absolute())
     pd.testing.assert_frame_equal(predicted("toy-other", rows, paper="vbll:table2"), expected)

@@ -78,9 +78,9 @@ def test_a_bucket_keeps_checkpoints_and_a_missing_bucket_is_named(s3: str, tmp_p
     assert pickle.loads(pickle.dumps(store)).load("a") == b"1" and SECRET.encode() not in pickle.dumps(store)
     at = re.escape(os.environ["AWS_ENDPOINT_URL"])
     missing = rf"^BDL_CHECKPOINTS=s3://none/x: cannot be written \(at {at}\): there is no such bucket"
-    with pytest.raises(UserError, match=missing) as said:
+    with pytest.raises(UserError, match=missing) as raised:
         preflight(Settings(checkpoints="s3://none/x"))
-    assert SECRET not in str(said.value)
+    assert SECRET not in str(raised.value)
 
 
 @pytest.mark.soak

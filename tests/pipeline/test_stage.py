@@ -82,40 +82,40 @@ def test_a_stage_makes_the_members_of_every_split_and_their_record(
     there: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     fit("trajectory", "b-walk")
-    made = artifacts.load(places.artifact("trajectory", "b-walk"), "trajectory")
-    assert made.names() == ["0-0", "0-1", "1-0", "1-1"]
-    values = {tuple(made.state(name).tensors["x"].tolist()) for name in made.names()}
+    state = artifacts.load(places.artifact("trajectory", "b-walk"), "trajectory")
+    assert state.names() == ["0-0", "0-1", "1-0", "1-1"]
+    values = {tuple(state.state(name).tensors["x"].tolist()) for name in state.names()}
     assert len(values) == 4, "two members share a stream"
     record = records.read("trajectory", "b-walk")
-    assert set(record["seconds"]) == set(made.names()) and record["metrics"]["spread"] > 0
-    assert len(record["traces"]["first weight"]) == len(made.names()) // 2  # of the first of two splits
-    said = "they differ in 2 splits"
-    assert f"warning: trajectory b-walk: {said}\n" in capsys.readouterr().err and record["warnings"] == [said]
+    assert set(record["seconds"]) == set(state.names()) and record["metrics"]["spread"] > 0
+    assert len(record["traces"]["first weight"]) == len(state.names()) // 2  # of the first of two splits
+    remark = "they differ in 2 splits"
+    assert f"warning: trajectory b-walk: {remark}\n" in capsys.readouterr().err and record["warnings"] == [remark]
     assert not places.checkpoints("trajectory", "b-walk").exists()
 
 
 def test_a_student_gets_one_input_member_and_stores_its_schema_and_transforms(there: Path) -> None:
     fit("trajectory", "b-walk")
     fit("student", "b-run")
-    made = artifacts.load(places.artifact("student", "b-run"), "student")
-    assert made.names() == ["0-0", "0-1", "1-0", "1-1", "transform-0", "transform-1"]
-    assert made.state("0-1").config["count"] == 1, "takes each: one input"
-    assert made.json("schema.json")["task"] == "regression"
-    above, own = records.read("trajectory", "b-walk"), records.read("student", "b-run")
-    for name, total in own["total_seconds"].items():
-        assert total == pytest.approx(own["seconds"][name] + above["seconds"][name])
+    state = artifacts.load(places.artifact("student", "b-run"), "student")
+    assert state.names() == ["0-0", "0-1", "1-0", "1-1", "transform-0", "transform-1"]
+    assert state.state("0-1").config["count"] == 1, "takes each: one input"
+    assert state.json("schema.json")["task"] == "regression"
+    above, record = records.read("trajectory", "b-walk"), records.read("student", "b-run")
+    for name, total in record["total_seconds"].items():
+        assert total == pytest.approx(record["seconds"][name] + above["seconds"][name])
 
 
 def test_a_student_of_several_inputs_counts_the_seconds_of_each_input_once(there: Path) -> None:
     """Each of two members takes half of two trajectories; one that its coreset was made from, too, counts once."""
-    made = (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
-    for kind, key in made:
+    stages = (("trajectory", "b-walk"), ("coreset", "b-pair"), ("student", "b-pair"))
+    for kind, key in stages:
         fit(kind, key)
-    trajectories, coresets, students = (artifacts.load(places.artifact(kind, key), kind) for kind, key in made)
+    trajectories, coresets, students = (artifacts.load(places.artifact(kind, key), kind) for kind, key in stages)
     assert students.manifest["about"]["input"] == {"trajectory": "trajectory/b-walk", "coreset": "coreset/b-pair"}
-    steps, distilled, own = (records.read(kind, key)["seconds"] for kind, key in made)
-    assert len(own) == 4
-    for name, seconds in own.items():
+    steps, distilled, fitting = (records.read(kind, key)["seconds"] for kind, key in stages)
+    assert len(fitting) == 4
+    for name, seconds in fitting.items():
         student = students.state(name)
         assert student.config["kinds"] == ["coreset", "trajectory"]
         assert torch.equal(student.tensors["coreset"], coresets.state(name).tensors["x"])

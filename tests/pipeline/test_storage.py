@@ -100,8 +100,10 @@ def test_an_error_of_storage_names_the_variable_the_endpoint_and_the_cause(monke
     denied.__cause__ = answered("AccessDenied")
     answering(monkeypatch, Mock(side_effect=denied))
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://me:secret@minio:9000")
-    said = r"^BDL_X=s3://b/x: cannot be written \(at http://minio:9000\): it refuses these credentials \(AccessDenied\)"
-    with pytest.raises(UserError, match=said):
+    message = (
+        r"^BDL_X=s3://b/x: cannot be written \(at http://minio:9000\): it refuses these credentials \(AccessDenied\)"
+    )
+    with pytest.raises(UserError, match=message):
         require("BDL_X", "s3://b/x")
 
 
@@ -153,6 +155,6 @@ def test_each_error_of_storage_has_its_own_line_without_secrets(
     try:
         raise OSError("of another library") from error
     except OSError as outer:
-        found, wrapped = reason(error), reason(outer)
-    assert found.startswith(said) and "\n" not in found and SECRET not in found
-    assert wrapped == found or isinstance(error, ValueError), "also behind the error of another library"
+        plain, wrapped = reason(error), reason(outer)
+    assert plain.startswith(said) and "\n" not in plain and SECRET not in plain
+    assert wrapped == plain or isinstance(error, ValueError), "also behind the error of another library"

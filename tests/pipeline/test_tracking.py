@@ -66,8 +66,8 @@ def params() -> Any:
 
 def stage(kind: str = "student", key: str = "toy-vbll") -> Stage:
     above = {"evaluate": places.artifact("student", key)}.get(kind, places.artifact("prepare", "toy") / "manifest.json")
-    made = [places.artifact(kind, key)] + ([places.record(kind, key)] if kind != "evaluate" else [])
-    return Stage(kind, key, frozenset(), (above,), tuple(made), {}, {})
+    places_of = [places.artifact(kind, key)] + ([places.record(kind, key)] if kind != "evaluate" else [])
+    return Stage(kind, key, frozenset(), (above,), tuple(places_of), {}, {})
 
 
 def work(of: Stage) -> None:
@@ -96,9 +96,9 @@ def play(tracker: Any, of: Stage, status: str = "FINISHED", works: bool = True) 
 
 
 def runs(client: MlflowClient) -> dict[str, Any]:
-    found = client.get_experiment_by_name(tracking.STAGES)
-    assert found.artifact_location == Path("mlruns/artifacts").absolute().as_uri()
-    return {run.info.run_name: run for run in client.search_runs([found.experiment_id])}
+    experiment = client.get_experiment_by_name(tracking.STAGES)
+    assert experiment.artifact_location == Path("mlruns/artifacts").absolute().as_uri()
+    return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
 class Fake:
@@ -148,17 +148,17 @@ def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClie
         places.REPORT.mkdir()
         (places.REPORT / "index.html").write_text("the report")
         tracker.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
-    found = runs(client)
-    parent, child, scored = found["repro"], found["student toy-vbll"], found["evaluate toy-vbll"]
-    assert {run.info.status for run in found.values()} == {"FINISHED"} and len(found) == 3
+    children = runs(client)
+    parent, child, scored = children["repro"], children["student toy-vbll"], children["evaluate toy-vbll"]
+    assert {run.info.status for run in children.values()} == {"FINISHED"} and len(children) == 3
     assert parent.data.tags["paper"] == "vbll:table2"
     assert Path("mlruns/artifacts", parent.info.run_id, "artifacts/index.html").read_text() == "the report"
     expected = {"stage": "student", "key": "toy-vbll", "dataset": "toy", "method": "vbll", "setting": "small"}
     expected |= {"seed": "7", "git_commit": "abc-dirty", "mlflow.source.git.commit": "abc", "device": "a processor"}
     expected |= {"warnings": "chains disagree", "mlflow.parentRunId": parent.info.run_id}
-    made = ("student/toy-vbll", "prepare/toy")
-    own, data = (hashlib.sha256(Path("work", p, "manifest.json").read_bytes()).hexdigest() for p in made)
-    expected |= {"artifact": "work/student/toy-vbll", "artifact.sha256": own, "sha256.work/prepare/toy": data}
+    inputs = ("student/toy-vbll", "prepare/toy")
+    digest, data = (hashlib.sha256(Path("work", p, "manifest.json").read_bytes()).hexdigest() for p in inputs)
+    expected |= {"artifact": "work/student/toy-vbll", "artifact.sha256": digest, "sha256.work/prepare/toy": data}
     assert expected.items() <= child.data.tags.items()
     assert child.data.metrics == {"loss": 1.0, "rhat": 1.5, "fit_seconds": 5.0}
     assert len(child.data.params) == 150 and child.data.params["many.p149"] == "149"
@@ -199,7 +199,7 @@ def test_failed_and_killed_stages_are_tracked_as_failed_and_killed(project: Path
         raise KeyboardInterrupt
     ends = [line for line in fake.said if line.split()[0].isupper()]
     assert ends == ["FAILED student a", "KILLED student b", "KILLED repro"]
-    assert not any("loss@1" in said for said in fake.said)
+    assert not any("loss@1" in message for message in fake.said)
     assert fake.said.index("create student b") < fake.said.index("FAILED student a")  # b was shown while it ran
     with opened("again") as tracker:
         play(tracker, stage(key="a"), "FAILED", works=False)
@@ -256,10 +256,10 @@ def test_without_mlflow_stages_run_with_at_most_one_warning(
     monkeypatch.setenv("BDL_TRACKING", setting)
     with opened() as tracker:
         tracker.started(stage())
-    said = capsys.readouterr().err
+    warnings = capsys.readouterr().err
     with tracking.parent("search", {}) as parent:
         assert parent is None
-    assert said.count("no tracking") == (setting == "on")
+    assert warnings.count("no tracking") == (setting == "on")
     assert setting == "on" or not (project / "mlruns").exists()
 
 
@@ -285,8 +285,8 @@ def test_the_runs_of_killed_processes_are_marked_as_killed(client: MlflowClient)
         store.create(client, EXPERIMENT(), process, tags)
     with opened():
         pass
-    found = runs(client)
-    assert {name: run.info.status for name, run in found.items()} == {"lost": "KILLED", "alive": "RUNNING"}
+    children = runs(client)
+    assert {name: run.info.status for name, run in children.items()} == {"lost": "KILLED", "alive": "RUNNING"}
 
 
 def test_the_store_and_the_experiment_are_made_under_the_lock(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -305,19 +305,19 @@ def test_the_store_and_the_experiment_are_made_under_the_lock(project: Path, mon
 
         def create_experiment(self, name: str, artifact_location: str, tags: Any) -> str:
             self._say(f"make {name} with {artifact_location}")
-            made.extend(self.said)
+            names.extend(self.said)
             return "1"
 
         def _check(self, said: str) -> None:
             with pytest.raises(Timeout):
                 store.lock().acquire(timeout=0)
 
-    made = list[str]()
+    names = list[str]()
     monkeypatch.setattr("mlflow.tracking.MlflowClient", Alone)
     assert EXPERIMENT() == "1"
     place = f"make {tracking.STAGES} with {(project / 'mlruns/artifacts').as_uri()}"
     uri = f"open sqlite:///{project}/mlruns/mlflow.db"
-    assert made == [uri, "make tables", f"look for {tracking.STAGES}", place]
+    assert names == [uri, "make tables", f"look for {tracking.STAGES}", place]
 
 
 def test_an_existing_experiment_refuses_another_place_for_its_files(
@@ -328,8 +328,11 @@ def test_an_existing_experiment_refuses_another_place_for_its_files(
     assert client.get_experiment(experiment).artifact_location == "s3://bucket/runs/bdl-pipe-stages"
     monkeypatch.setenv("BDL_MLFLOW_ARTIFACTS", "s3://bucket/others")
     assert EXPERIMENT() is None
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1 and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in said
+    warnings = capsys.readouterr().err
+    assert (
+        warnings.count("\n") == 1
+        and "keeps its files at s3://bucket/runs/bdl-pipe-stages; move mlruns away" in warnings
+    )
 
 
 def test_a_warning_of_tracking_holds_no_password(
@@ -338,5 +341,5 @@ def test_a_warning_of_tracking_holds_no_password(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://me:aSecretOfATest@127.0.0.1:9/")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     assert EXPERIMENT() is None
-    said = capsys.readouterr().err
-    assert "no tracking (http://127.0.0.1:9/)" in said and "aSecretOfATest" not in said
+    warnings = capsys.readouterr().err
+    assert "no tracking (http://127.0.0.1:9/)" in warnings and "aSecretOfATest" not in warnings

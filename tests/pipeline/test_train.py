@@ -48,12 +48,12 @@ def test_two_workers_reach_the_weights_of_one_process(
         executor.close()
     if kills:
         assert [int(step) for step in fuse.read_text().split()] == [1, 8], "it did not go on from its checkpoint"
-    made, expected = shared.result, alone.result
-    assert made.config["spec"] == expected.config["spec"]
-    assert made.config["loss"] == pytest.approx(expected.config["loss"], abs=1e-6)
+    result, expected = shared.result, alone.result
+    assert result.config["spec"] == expected.config["spec"]
+    assert result.config["loss"] == pytest.approx(expected.config["loss"], abs=1e-6)
     for name, value in expected.tensors.items():
-        torch.testing.assert_close(made.tensors[name], value, atol=1e-6, rtol=1e-6)
-    assert not torch.equal(made.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
+        torch.testing.assert_close(result.tensors[name], value, atol=1e-6, rtol=1e-6)
+    assert not torch.equal(result.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
 
 
 @pytest.mark.ray

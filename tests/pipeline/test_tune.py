@@ -85,11 +85,11 @@ def test_asha_never_stops_the_hyperparameters_in_force():
     def decisions(scheduler):
         scheduler.set_search_properties("nll", "min")
         trials = [Trial("none", stub=True, config={"inner.shift": float(at)}) for at in (1, 2, 6)]
-        made = []
+        started = []
         for worse, each in enumerate(trials):
             scheduler.on_trial_add(None, each)
-            made.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
-        return made
+            started.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
+        return started
 
     assert decisions(ASHAScheduler(**numbers)) == ["CONTINUE", "STOP", "STOP"]
     assert decisions(Halving([{"inner.shift": 6.0}], **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]

@@ -96,12 +96,12 @@ def write_run(root: Path, dataset: str, method: str, setting: str, figures: list
 
 def of_values(values: Mapping[Any, Any], *, splits: bool = False, rows: int = 9) -> list[Score]:
     """Scores of metrics or quantities: of one fit, or of several seeds or splits, whose values are a list."""
-    made = []
+    runs = []
     for of, each in values.items():
         for number, value in enumerate(each if isinstance(each, list) else [each]):
             split, seed = (number, 0) if splits else (0, number)
-            made.append(Score(split, seed, of if isinstance(of, Quantity) else Quantity(of), value, rows))
-    return made
+            runs.append(Score(split, seed, of if isinstance(of, Quantity) else Quantity(of), value, rows))
+    return runs
 
 
 def write_coreset(root: Path, key: str, per_class: int) -> CoresetInfo:

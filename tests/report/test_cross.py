@@ -28,7 +28,7 @@ def coreset(key: str) -> CoresetInfo:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
-    root, made = tmp_path_factory.mktemp("cross"), []
+    root, runs = tmp_path_factory.mktemp("cross"), []
     for key, (*_, protocols) in CORESETS.items():
         info = coreset(key)
         for protocol, (accuracies, nlls) in protocols.items():
@@ -36,27 +36,27 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> list[RunInfo]:
             if protocol == "nn" and key != "d-bpc":
                 values["batch_nll"] = [nll + 0.1 for nll in nlls]
             run = write_run(root, "d", protocol, info.key.removeprefix("d-"), of_values(values))
-            made.append(replace(run, coreset=info))
-    return made
+            runs.append(replace(run, coreset=info))
+    return runs
 
 
 def table_of(made: list[RunInfo]) -> bdl_report.Grid:
-    (found,) = [h for h in bdl_report.headlines(bdl_report.gather(made)) if "coresets" in h.title]
-    return found
+    (headline,) = [h for h in bdl_report.headlines(bdl_report.gather(made)) if "coresets" in h.title]
+    return headline
 
 
 def test_rows_are_coresets_and_columns_are_scores_under_protocols(made: list[RunInfo]) -> None:
-    found = table_of(made)
+    table = table_of(made)
     protocols = ["nn acc. %", "nn NLL", "nn batch NLL", "krr acc. %", "krr NLL"]
-    assert found.head == ["Coreset", "Method", "ipc", "Distilled in", *protocols]
-    rows = {row[0].text: [cell.figure for cell in row[1:]] for row in found.rows}
+    assert table.head == ["Coreset", "Method", "ipc", "Distilled in", *protocols]
+    rows = {row[0].text: [cell.figure for cell in row[1:]] for row in table.rows}
     assert rows == {
         "random": ["random_coreset", "1", "20 ms", "51.00 ± 1.00", "1.600 ± 0.100", "1.700 ± 0.100", "45.00", "1.800"],
         "frepo": ["frepo", "1", "60 s", "71.00 ± 1.00", "1.100 ± 0.100", "1.200 ± 0.100", "60.00", "† 1.900"],
         "bpc": ["bpc_fkl", "1", "100 s", "† 51.00 ± 0.00", "1.400 ± 0.000", "—", "—", "—"],
         "frepo10": ["frepo", "10", "120 s", "81.00 ± 1.00", "0.650 ± 0.050", "0.750 ± 0.050", "—", "—"],
     }
-    assert [row[0].text for row in found.rows if row[5].best] == ["frepo"]  # the lowest NLL among coresets of one size
+    assert [row[0].text for row in table.rows if row[5].best] == ["frepo"]  # the lowest NLL among coresets of one size
 
 
 def test_a_column_is_a_protocol_even_if_the_method_makes_its_own_coreset(tmp_path: Path) -> None:
@@ -66,10 +66,10 @@ def test_a_column_is_a_protocol_even_if_the_method_makes_its_own_coreset(tmp_pat
     """
     info, scores = coreset("d-frepo"), of_values({"accuracy": 0.5})
     names = ["vbpc", "coreset_nn", "coreset_krr", "random_coreset", "coreset_vi"]
-    made = [replace(write_run(tmp_path, "d", name, "a", scores), coreset=info) for name in names]
+    runs = [replace(write_run(tmp_path, "d", name, "a", scores), coreset=info) for name in names]
     shown = ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %", "coreset_vi acc. %"]
-    assert table_of(made).head[4:] == shown
-    assert table_of(made[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
+    assert table_of(runs).head[4:] == shown
+    assert table_of(runs[:4]).head[4:] == ["vbpc acc. %", "coreset_nn acc. %", "coreset_krr acc. %"]
 
 
 def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none(tmp_path: Path, made: list[RunInfo]) -> None:
@@ -104,8 +104,8 @@ def test_a_second_network_has_a_row_below_and_its_own_random_images_as_floor(
     for run, accuracy in ((made[0], 0.9), (made[2], 0.8)):
         other = write_run(tmp_path, "d", "nn", f"{run.setting} resnet", of_values({"accuracy": accuracy}))
         second.append(replace(other, coreset=run.coreset))
-    found = table_of([made[0], made[2], *second])
-    assert [(row[0].text, row[4].figure) for row in found.rows] == [
+    table = table_of([made[0], made[2], *second])
+    assert [(row[0].text, row[4].figure) for row in table.rows] == [
         ("random (random)", "51.00 ± 1.00"),
         ("random (random resnet)", "90.00"),
         ("frepo (frepo)", "71.00 ± 1.00"),
@@ -119,10 +119,12 @@ def test_methods_that_share_a_student_are_one_protocol(tmp_path: Path, made: lis
     def run(method: str, of: RunInfo) -> RunInfo:
         return replace(write_run(tmp_path, "d", method, of.setting, of_values({"nll": 1.0})), coreset=of.coreset)
 
-    frepo, own, floor = made[2], run("vbpc", made[2]), run("random_coreset", made[0])
+    frepo, vbpc, floor = made[2], run("vbpc", made[2]), run("random_coreset", made[0])
     network = run("coreset_nn", frepo)
-    assert table_of([own, floor, network]).head[4:] == ["vbpc NLL", "coreset_nn NLL"]
-    assert table_of([own, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
+    assert table_of([vbpc, floor, network]).head[4:] == ["vbpc NLL", "coreset_nn NLL"]
+    assert (
+        table_of([vbpc, floor, network]).remarks[0] == "† frepo is no better than random images of its size: vbpc NLL"
+    )
 
 
 def test_every_cell_is_in_the_csv_with_its_floor_and_the_page_has_the_notes(

@@ -34,8 +34,8 @@ def curves(levels: dict[str, float], metrics: tuple[str, ...] = ("regret", "simp
     random, rows = np.random.default_rng(3), []
     luck = random.normal(size=PROBLEMS)  # of a problem, which all agents share
     for agent, level in levels.items():
-        own = level + luck + 0.1 * random.normal(size=PROBLEMS)
-        for seed, value in enumerate(own.tolist()):
+        values = level + luck + 0.1 * random.normal(size=PROBLEMS)
+        for seed, value in enumerate(values.tolist()):
             rows += [(agent, seed, metrics[0], at, value + (30 - at)) for at in (10, 20, 30)]
             rows += [(agent, seed, metrics[-1], 30, 2 * value)] if metrics[1:] else []
     frame = pd.DataFrame(rows, columns=["agent", "seed", "metric", "round", "value"])
@@ -48,22 +48,22 @@ def played(levels: dict[str, float] = LEVELS, **more: Any) -> Played:
 
 
 def test_a_difference_equals_scipys_paired_t_test_with_a_bonferroni_interval() -> None:
-    made = played()
-    ends = made.curves[(made.curves["metric"] == "regret") & (made.curves["round"] == 30)]
+    agents = played()
+    ends = agents.curves[(agents.curves["metric"] == "regret") & (agents.curves["round"] == 30)]
     values = ends.pivot(index="seed", columns="agent", values="value")
     expected = stats.ttest_rel(values["joint"], values["slow"])
-    found = made.difference("joint", "slow", comparisons=4)
+    difference = agents.difference("joint", "slow", comparisons=4)
     low, high = expected.confidence_interval(1 - 0.05 / 4)
-    assert found is not None
-    assert (found.mean - found.half, found.mean + found.half) == pytest.approx((low, high))
-    assert found.mean / found.error == pytest.approx(expected.statistic)
+    assert difference is not None
+    assert (difference.mean - difference.half, difference.mean + difference.half) == pytest.approx((low, high))
+    assert difference.mean / difference.error == pytest.approx(expected.statistic)
 
 
 @pytest.mark.parametrize(("metric", "word"), [("regret", "better"), ("accuracy", "worse")])
 def test_a_registered_metric_has_its_own_direction_and_any_other_metric_is_a_loss(metric: str, word: str) -> None:
-    made = played(metrics=(metric,))
-    assert explore.verdict(made.difference("joint", "slow"), metric) == word
-    assert made.ranked()[0] == ("oracle" if word == "better" else "chance")
+    agents = played(metrics=(metric,))
+    assert explore.verdict(agents.difference("joint", "slow"), metric) == word
+    assert agents.ranked()[0] == ("oracle" if word == "better" else "chance")
 
 
 def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_draws() -> None:
@@ -79,11 +79,11 @@ def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_dr
 
 
 def test_sentences_write_scores_and_differences_of_shares_in_per_cent() -> None:
-    made = played(metrics=("accuracy",))
-    best, _, joint = explore.sentences(made)
-    gap = made.difference("joint", "single")
+    agents = played(metrics=("accuracy",))
+    best, _, joint = explore.sentences(agents)
+    gap = agents.difference("joint", "single")
     assert gap is not None
-    assert best.startswith(f"Best: chance with accuracy {100 * made.ends['accuracy']['chance'].mean():.2f} %; ")
+    assert best.startswith(f"Best: chance with accuracy {100 * agents.ends['accuracy']['chance'].mean():.2f} %; ")
     assert joint.endswith(f": worse ({100 * gap.mean:+.3g} ± {100 * gap.half:.2g} %).")
 
 
@@ -98,10 +98,10 @@ def test_equal_agents_differ_in_at_most_five_percent_of_decisions() -> None:
         values = random.normal(size=(PROBLEMS, 6))
         rows = [("d", f"a{a}", s, "regret", 1, values[s, a]) for s in range(PROBLEMS) for a in range(6)]
         frame = pd.DataFrame(rows, columns=["decision", "agent", "seed", "metric", "round", "value"])
-        made = Played({"name": "wheel"}, {f"a{a}": {"rule": "greedy"} for a in range(6)}, frame)
+        game = Played({"name": "wheel"}, {f"a{a}": {"rule": "greedy"} for a in range(6)}, frame)
         pairs = [(f"a{a}", "a0") for a in range(1, 6)]
-        alarms += any((gap := made.difference(*pair, 5)) is not None and gap.apart for pair in pairs)
-        alone += any((gap := made.difference(*pair)) is not None and gap.apart for pair in pairs)
+        alarms += any((gap := game.difference(*pair, 5)) is not None and gap.apart for pair in pairs)
+        alone += any((gap := game.difference(*pair)) is not None and gap.apart for pair in pairs)
     limit = stats.binom.ppf(1 - 1e-6, 200, 0.05)
     assert alarms <= limit < alone
 
@@ -113,11 +113,11 @@ def test_the_chance_reference_is_uniform_choices_of_the_same_method_where_they_e
         "other": {"rule": "margin", "method": "swag"},
         "uniform": {"rule": "uniform"},
     }
-    made = Played({"name": "active_learning"}, agents, curves(dict.fromkeys(agents, 0.5)))
-    references = [made.chance(name) for name in agents]
+    game = Played({"name": "active_learning"}, agents, curves(dict.fromkeys(agents, 0.5)))
+    references = [game.chance(name) for name in agents]
     assert references == ["net_uniform", None, "uniform", None]
     del agents["uniform"]
-    assert Played({"name": "active_learning"}, agents, made.curves).chance("other") is None
+    assert Played({"name": "active_learning"}, agents, game.curves).chance("other") is None
 
 
 def test_the_table_has_the_best_agent_first_and_agents_better_than_uniform_bold() -> None:
@@ -130,20 +130,20 @@ def test_the_table_has_the_best_agent_first_and_agents_better_than_uniform_bold(
 
 
 def test_an_oracle_alone_has_a_table_without_sentences_and_one_problem_gives_no_differences() -> None:
-    made = Played({"name": "wheel"}, {"oracle": AGENTS["oracle"]}, curves({"oracle": 0.0}))
-    assert explore.sentences(made) == [] and len(explore.grid(made).rows) == 1
+    game = Played({"name": "wheel"}, {"oracle": AGENTS["oracle"]}, curves({"oracle": 0.0}))
+    assert explore.sentences(game) == [] and len(explore.grid(game).rows) == 1
     frame = curves(LEVELS)
-    made = Played({"name": "wheel"}, AGENTS, frame[frame["seed"] == 0])
-    assert made.difference("joint", "chance") is None
-    assert explore.sentences(made)[1] == "Against uniform choices: all not told apart."
-    assert [cell.small for row in explore.grid(made).rows for cell in row[1:]] == [""] * 20
+    game = Played({"name": "wheel"}, AGENTS, frame[frame["seed"] == 0])
+    assert game.difference("joint", "chance") is None
+    assert explore.sentences(game)[1] == "Against uniform choices: all not told apart."
+    assert [cell.small for row in explore.grid(game).rows for cell in row[1:]] == [""] * 20
 
 
 def test_a_metric_of_several_rounds_has_a_figure_whose_legend_lists_the_best_first() -> None:
     (drawing,) = explore.drawn(played(), "d")
     ends = played().ends["regret"].mean().sort_values()
-    said = ", ".join(f"{agent} {value:.3g}" for agent, value in ends.items())
-    assert drawing.alt == f"d: regret by rounds; at the end: {said}"
+    values = ", ".join(f"{agent} {value:.3g}" for agent, value in ends.items())
+    assert drawing.alt == f"d: regret by rounds; at the end: {values}"
     (legend,) = drawing.figure.legends
     assert [text.get_text() for text in legend.get_texts()] == list(ends.index)
 
@@ -172,7 +172,7 @@ def scores(gap: float, problems: int) -> pd.DataFrame:
     random = np.random.default_rng(0)
     luck = random.normal(size=problems)  # of the problem, which both agents share
     of = {"vbll": luck + gap + 0.1 * random.normal(size=problems), "gp": luck + 0.1 * random.normal(size=problems)}
-    rows = [("wheel-50", agent, "regret", seed, v) for agent, own in of.items() for seed, v in enumerate(own)]
+    rows = [("wheel-50", agent, "regret", seed, v) for agent, values in of.items() for seed, v in enumerate(values)]
     return pd.DataFrame(rows, columns=["decision", "agent", "metric", "seed", "value"])
 
 
@@ -181,12 +181,12 @@ def scores(gap: float, problems: int) -> pd.DataFrame:
 def test_the_verdict_of_the_benchmark_agrees_with_the_paired_t_test(gap: float, problems: int) -> None:
     """One problem alone shows no difference."""
     table = scores(gap, problems)
-    found = benchmark.difference(table, "regret", ["wheel-50"], "vbll", "gp")
+    difference = benchmark.difference(table, "regret", ["wheel-50"], "vbll", "gp")
     one, other = (table[table.agent == agent]["value"].to_numpy() for agent in ("vbll", "gp"))
     expected = stats.ttest_rel(one, other)
-    assert found.mean / found.error == pytest.approx(expected.statistic)
-    word = "no difference beyond its error" if expected.pvalue > 0.05 else "better" if found.mean < 0 else "worse"
-    assert benchmark.verdict(found, lower_is_better=True) == word
-    assert benchmark.verdict(replace(found, mean=-found.mean), lower_is_better=False) == word
+    assert difference.mean / difference.error == pytest.approx(expected.statistic)
+    word = "no difference beyond its error" if expected.pvalue > 0.05 else "better" if difference.mean < 0 else "worse"
+    assert benchmark.verdict(difference, lower_is_better=True) == word
+    assert benchmark.verdict(replace(difference, mean=-difference.mean), lower_is_better=False) == word
     alone = benchmark.difference(scores(5.0, 1), "regret", ["wheel-50"], "vbll", "gp")
     assert benchmark.verdict(alone, lower_is_better=True) == "no difference beyond its error"

@@ -197,16 +197,19 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
 
 
 def test_a_warning_of_several_runs_is_one_line_that_names_the_runs(tmp_path):
-    said, own = "b-chains: chains disagree: R-hat 3.932 (limit 1.05): run them longer", "rates: the fit diverged"
-    warnings = {"sgmcmc": (said,), "dark_knowledge": (own, said)}
+    disagreement, divergence = (
+        "b-chains: chains disagree: R-hat 3.932 (limit 1.05): run them longer",
+        "rates: the fit diverged",
+    )
+    warnings = {"sgmcmc": (disagreement,), "dark_knowledge": (divergence, disagreement)}
     of = of_values({"nll": 1.0})
     runs = [write_run(tmp_path, "b", method, "s", of, warnings=lines) for method, lines in warnings.items()]
     bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
-    lines = [f"{said}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{own}. Runs: b-dark_knowledge-s"]
-    written = (tmp_path / "out/comparison.md").read_text().splitlines()
-    assert [line for line in written if "Runs:" in line] == [f"- {line}" for line in lines]
+    lines = [f"{disagreement}. Runs: b-sgmcmc-s, b-dark_knowledge-s", f"{divergence}. Runs: b-dark_knowledge-s"]
+    page_lines = (tmp_path / "out/comparison.md").read_text().splitlines()
+    assert [line for line in page_lines if "Runs:" in line] == [f"- {line}" for line in lines]
     text = (tmp_path / "out/index.html").read_text()
-    assert text.count(said) == 1 and all(f'<p class="warn">{line}</p>' in text for line in lines)
+    assert text.count(disagreement) == 1 and all(f'<p class="warn">{line}</p>' in text for line in lines)
 
 
 def test_the_table_of_chains_names_the_worst_of_several_splits_and_rounds_r_hats_to_two_decimals():
@@ -345,7 +348,7 @@ def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values
     """A reliability cannot be below 0, its estimate can. The printed mean over seeds counts; an NLL may be below 0."""
     pairs = [[value + 4e-3, value - 4e-3] for value in values]
     scored = [of_values({"brier_reliability": pair, "nll": pair}) for pair in pairs]
-    runs = [write_run(tmp_path, "d", name, "s", own) for name, own in zip("abc", scored, strict=False)]
+    runs = [write_run(tmp_path, "d", name, "s", scores) for name, scores in zip("abc", scored, strict=False)]
     table = tables.gather(runs)
     cells = columns.cells(table, columns.Column("", Quantity("brier_reliability")))
     assert tuple(cell.best for cell in cells) == best
@@ -411,11 +414,13 @@ def test_a_plugins_metric_is_a_column(tmp_path, monkeypatch):
 def test_the_page_concludes_which_method_to_take(built):
     """The runs on boston have five splits; two data sets have four methods in common."""
     table = tables.gather(built[1])
-    text, written = ((built[0] / "report" / name).read_text() for name in ("index.html", "comparison.md"))
+    text, comparison = ((built[0] / "report" / name).read_text() for name in ("index.html", "comparison.md"))
     for part in table.by_dataset().values():
-        said = columns.headline(part).verdict
-        assert f"## {part.dataset}\n\n" + "".join(f"- {sentence}\n" for sentence in said) + "\n| Method" in written
-        for sentence in said:
+        verdict = columns.headline(part).verdict
+        assert (
+            f"## {part.dataset}\n\n" + "".join(f"- {sentence}\n" for sentence in verdict) + "\n| Method" in comparison
+        )
+        for sentence in verdict:
             head = sentence[: min(sentence.find(end) for end in ":?" if end in sentence) + 1]
             assert f"<li><b>{head}</b>{sentence.removeprefix(head)}</li>" in text
         which = page.which_one(part)

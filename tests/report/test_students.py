@@ -20,20 +20,20 @@ def run(of: Quantity, values: list[list[float]]) -> RunScores:
 def test_a_loss_is_a_mean_over_pairs_of_splits_with_seeds_averaged_first() -> None:
     """Differences .1, .3 and .2: mean .2, standard error .1/√3; the figures' own errors are ten times as large."""
     student, teacher = run(NLL, [[1.0, 1.2], [3.3, 3.3], [5.1, 5.3]]), run(NLL, [[1.0], [3.0], [5.0]])
-    found = beside(student, teacher, NLL)
-    assert found.student == student.estimate(NLL) and found.teacher == teacher.estimate(NLL)
-    assert found.lost is not None and found.lost.error is not None and found.student is not None
-    assert (found.lost.mean, found.lost.n) == (pytest.approx(0.2), 3)
-    assert found.lost.error == pytest.approx(0.1 / math.sqrt(3))
-    assert found.student.error is not None and found.student.error > 10 * found.lost.error
-    assert found.ratio == pytest.approx(3.0 / 3.2)
+    pair = beside(student, teacher, NLL)
+    assert pair.student == student.estimate(NLL) and pair.teacher == teacher.estimate(NLL)
+    assert pair.lost is not None and pair.lost.error is not None and pair.student is not None
+    assert (pair.lost.mean, pair.lost.n) == (pytest.approx(0.2), 3)
+    assert pair.lost.error == pytest.approx(0.1 / math.sqrt(3))
+    assert pair.student.error is not None and pair.student.error > 10 * pair.lost.error
+    assert pair.ratio == pytest.approx(3.0 / 3.2)
 
 
 def test_a_lower_accuracy_is_a_loss_and_one_split_has_no_error_and_the_numbers_of_seeds_may_differ() -> None:
-    found = beside(run(ACCURACY, [[0.9], [0.8]]), run(ACCURACY, [[0.92], [0.84]]), ACCURACY)
-    assert found.lost is not None and found.lost.mean == pytest.approx(0.03)
-    found = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
-    assert found.lost is not None and found.lost.mean == pytest.approx(0.3) and found.lost.error is None
+    pair = beside(run(ACCURACY, [[0.9], [0.8]]), run(ACCURACY, [[0.92], [0.84]]), ACCURACY)
+    assert pair.lost is not None and pair.lost.mean == pytest.approx(0.03)
+    pair = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
+    assert pair.lost is not None and pair.lost.mean == pytest.approx(0.3) and pair.lost.error is None
     assert beside(run(SIZE, [[200.0]]), run(SIZE, [[900.0]]), SIZE).ratio == 4.5
 
 

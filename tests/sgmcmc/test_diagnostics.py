@@ -49,9 +49,9 @@ def test_traces_are_the_functionals_of_each_chain():
     chains = [chain(m, 5) for m in range(2)]
     traces = summarise(chains).traces
     assert list(traces) == ["log-likelihood", *(f"prediction of row {row}" for row in range(3))]
-    own = [c.weights["head.bias"][:, 0].tolist() for c in chains]
+    biases = [c.weights["head.bias"][:, 0].tolist() for c in chains]
     for row in range(3):
-        assert [pytest.approx(values, rel=1e-4) for values in own] == list(traces[f"prediction of row {row}"])
+        assert [pytest.approx(values, rel=1e-4) for values in biases] == list(traces[f"prediction of row {row}"])
     x, y = cases.table().tensors("train")
     total, _ = diagnostics.functionals(chains[1], x[:6], y[:6])
     assert traces["log-likelihood"][1] == pytest.approx(total.tolist(), rel=1e-4)
@@ -108,8 +108,8 @@ def test_only_diagnostics_beyond_a_limit_give_a_warning():
     for place in range(5):
         odd = [1.0, 99, 1.0, 99, 99]
         odd[place] = math.nan
-        (said,) = diagnostics.judge(figures(*odd), LIMITS)
-        assert said.startswith("chains are constant or not finite: R-hat ") and "nan" in said
+        (warning,) = diagnostics.judge(figures(*odd), LIMITS)
+        assert warning.startswith("chains are constant or not finite: R-hat ") and "nan" in warning
 
 
 def test_the_worst_of_several_splits_counts():
@@ -119,13 +119,15 @@ def test_the_worst_of_several_splits_counts():
         Summary(figures(1.0, 200, 1.15, 40, 90) | {"noise_worst": 2.0}, traces={"a": [[2.0]]}),
         Summary({}, ["the draws' predictions are all equal"]),
     ]
-    found = diagnostics.over_splits(splits, LIMITS)
-    assert found.metrics == figures(1.0, 200, 1.15, 40, 60) | {"noise_worst": 3.0}
-    assert found.traces == {"a": [[1.0]]}
-    equal, said = found.warnings
+    summary = diagnostics.over_splits(splits, LIMITS)
+    assert summary.metrics == figures(1.0, 200, 1.15, 40, 60) | {"noise_worst": 3.0}
+    assert summary.traces == {"a": [[1.0]]}
+    equal, warning = summary.warnings
     assert equal == "the draws' predictions are all equal (in 1 of 3 splits)"
-    assert said.startswith("chains disagree and have few effective draws: R-hat 1.150 (limit 1.1), 40 effective draws")
-    assert said.endswith(" 60 in the tails (at least 50), each of the worst of 3 splits: run them longer")
+    assert warning.startswith(
+        "chains disagree and have few effective draws: R-hat 1.150 (limit 1.1), 40 effective draws"
+    )
+    assert warning.endswith(" 60 in the tails (at least 50), each of the worst of 3 splits: run them longer")
     mean = {name: sum(s.metrics[name] for s in splits[:2]) / 2 for name in NAMES}
     assert diagnostics.judge(mean, LIMITS) == []  # the wrong variant
 

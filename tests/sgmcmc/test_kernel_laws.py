@@ -125,8 +125,8 @@ def banana(positions: Tensor) -> Tensor:
 
 def two_modes(positions: Tensor) -> Tensor:
     x, y = positions.unbind(1)
-    left, right = -((x + 1.2) ** 2) / 0.5, -((x - 1.2) ** 2) / 0.5
-    return torch.logaddexp(left - 0.7, right) - y.square() / 2
+    left_mode, right = -((x + 1.2) ** 2) / 0.5, -((x - 1.2) ** 2) / 0.5
+    return torch.logaddexp(left_mode - 0.7, right) - y.square() / 2
 
 
 def by_quadrature(log_density: Callable[[Tensor], Tensor], of: Callable[[Tensor], Tensor]) -> Tensor:
@@ -168,8 +168,8 @@ def test_a_kernel_samples_targets_that_are_not_gaussian(name: str, target: Calla
         drawn = sample(
             target, start, ALL[name], step_size, steps=steps, burn_in=steps - 1, temperature=heat, rng=Seed(9)
         )
-        found = moments(drawn[:, 0])
-        off = (found.mean(0) - exact).abs() / spread
+        moments_of = moments(drawn[:, 0])
+        off = (moments_of.mean(0) - exact).abs() / spread
         allowed = Z / 4_000**0.5 + (0 if name == "hmc" else 0.04)
         assert bool((off < allowed).all()) == (heat == 1.0), (heat, off, allowed)
 

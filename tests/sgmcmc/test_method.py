@@ -147,8 +147,8 @@ def test_the_noise_ratio_of_minibatches_equals_its_closed_form(linear):
     per_row = 10 * y * torch.cat([x, torch.ones(len(x), 1)], 1)  # ∇ log p at 0: λ_n y x
     covariance = 40**2 * per_row.T.cov() / 4 * (1 - 4 / 40)
     exact = 1e-3 / 4 * torch.tensor([covariance.trace() / 3, torch.linalg.eigvalsh(covariance)[-1]])
-    found = chains.noise_ratio(at, 0 + 1, 1000)
-    assert found == pytest.approx(exact.tolist(), rel=0.2)
+    ratio = chains.noise_ratio(at, 0 + 1, 1000)
+    assert ratio == pytest.approx(exact.tolist(), rel=0.2)
     whole = NetworkChains([data], config.target, cases.settings(sampler={"batch": None}).sampler, [Seed(0)], 0)
     assert whole.noise_ratio(at, 1, 10) == (0.0, 0.0)
 

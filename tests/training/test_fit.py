@@ -103,10 +103,10 @@ def test_members_trained_together_end_where_each_member_alone_ends(
     schedule = "constant" if early_stopping else "cosine"
     optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, grad_clip_norm=0.5)  # type: ignore[arg-type]
     data = [table(m, shift=20.0 * m) for m in range(3)]  # so different that a shared gradient norm would show
-    how = config(early_stopping=early_stopping, optimiser=optimiser)
-    together = fit(data, RNGS, how, snapshots=2)
+    training = config(early_stopping=early_stopping, optimiser=optimiser)
+    together = fit(data, RNGS, training, snapshots=2)
     for m in range(3):
-        (alone,) = fit([data[m]], [RNGS[m]], how, snapshots=2)
+        (alone,) = fit([data[m]], [RNGS[m]], training, snapshots=2)
         same(together[m], alone, atol=2e-6, rtol=2e-5)
         assert abs(together[m].loss - alone.loss) < 1e-4 * alone.loss
 
@@ -156,8 +156,8 @@ def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
     by_mean, by_last = dict[int, float](), dict[int, float]()
     inputs, targets = data.search.tensors("validation")
     for epochs in range(2, 31, 2):
-        place, how = rng.fold("search"), config(epochs=epochs, optimiser=LOUD)
-        (at,) = fit_epochs(lambda _, r: Noisy(r), [data.search], how, rngs=[place], report=Silent(), keep=keep)
+        place, training = rng.fold("search"), config(epochs=epochs, optimiser=LOUD)
+        (at,) = fit_epochs(lambda _, r: Noisy(r), [data.search], training, rngs=[place], report=Silent(), keep=keep)
         for scores, some in ((by_mean, at.snapshots), (by_last, at.snapshots[-1:])):
             model = Noisy(Seed(0)).eval()
             model.load_state_dict({name: torch.stack([s[name] for s in some]).mean(0) for name in some[0]})
@@ -166,14 +166,14 @@ def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
     assert best != min(by_last, key=by_last.__getitem__) and best != 30
 
     def fitted(report: Report, averaged: bool = True) -> FitResult:
-        how = config(30, EarlyStopping(2, None, averaged), LOUD)
-        return fit_epochs(lambda _, r: Noisy(r), [data], how, rngs=[rng], report=report, keep=keep)[0]
+        training = config(30, EarlyStopping(2, None, averaged), LOUD)
+        return fit_epochs(lambda _, r: Noisy(r), [data], training, rngs=[rng], report=report, keep=keep)[0]
 
     parts = SnapshotPolicy(5, parts_per_epoch=5)  # as many as the whole fit has steps; the search has three
     fit_epochs(lambda _, r: Noisy(r), [data], config(4, CHOOSE), rngs=[rng], report=Silent(), keep=parts)
     with pytest.raises(ConfigError, match=r"^snapshots_per_epoch must be <= the steps of an epoch \(3\), got 5$"):
-        how = config(4, EarlyStopping(2, None, averaged=True))
-        fit_epochs(lambda _, r: Noisy(r), [data], how, rngs=[rng], report=Silent(), keep=parts)
+        training = config(4, EarlyStopping(2, None, averaged=True))
+        fit_epochs(lambda _, r: Noisy(r), [data], training, rngs=[rng], report=Silent(), keep=parts)
     whole = fitted(Silent())
     assert whole.epochs == best != fitted(Silent(), averaged=False).epochs
     for stop in (1, 2, 3 * best - 1):  # steps; three are an epoch of the search
@@ -186,15 +186,15 @@ def test_with_averaged_scores_are_of_the_mean_of_the_epochs_iterates() -> None:
 def test_the_noise_is_of_validation_rows_at_the_best_epoch_or_of_training_rows(noise: NoiseRule) -> None:
     """The model of the validation rows has not seen them: a fit to the other rows alone, for the chosen epochs."""
     data, rng = table(0), RNGS[0]
-    how = dataclasses.replace(config(20, EarlyStopping(2, None), LOUD), noise=noise)
+    training = dataclasses.replace(config(20, EarlyStopping(2, None), LOUD), noise=noise)
     with torch.enable_grad():
-        (found,) = fit_epochs(lambda _, r: Measured(r), [data], how, rngs=[rng], report=Silent())
-        (other,) = fit([data.search], [rng.fold("search")], config(epochs=found.epochs, optimiser=LOUD))
+        (learner,) = fit_epochs(lambda _, r: Measured(r), [data], training, rngs=[rng], report=Silent())
+        (other,) = fit([data.search], [rng.fold("search")], config(epochs=learner.epochs, optimiser=LOUD))
     model, held = Measured(rng), noise == "validation"
-    model.load_state_dict({**(other if held else found).state, "error": torch.zeros(())})
+    model.load_state_dict({**(other if held else learner).state, "error": torch.zeros(())})
     inputs, targets = data.search.tensors("validation") if held else data.tensors("train")
     error = (model.predict(inputs, rng=rng).mean - targets).square().mean()
-    torch.testing.assert_close(found.state["error"], error if noise != "learned" else torch.zeros(()))
+    torch.testing.assert_close(learner.state["error"], error if noise != "learned" else torch.zeros(()))
 
 
 @pytest.mark.parametrize("patience", [4, 8, 20])
@@ -213,11 +213,11 @@ def test_the_search_ends_when_patience_runs_out_and_not_before(patience: int) ->
 
 
 def test_a_member_out_of_patience_chooses_the_same_epoch_with_others_as_alone() -> None:
-    data, how = [table(m, shift=7.0 * m) for m in range(3)], PATIENT
-    together = fit(data, RNGS, how)
-    alone = [fit([d], [r], how)[0] for d, r in zip(data, RNGS, strict=True)]
+    data, training = [table(m, shift=7.0 * m) for m in range(3)], PATIENT
+    together = fit(data, RNGS, training)
+    alone = [fit([d], [r], training)[0] for d, r in zip(data, RNGS, strict=True)]
     run = max(m.epochs for m in alone) + 4  # epochs until the last of them is out of patience
-    best = [m.epochs for m in fit(data, RNGS, config(run, EarlyStopping(1, None), how.optimiser))]
+    best = [m.epochs for m in fit(data, RNGS, config(run, EarlyStopping(1, None), training.optimiser))]
     assert best != [m.epochs for m in alone] and run < 40  # otherwise this test would show nothing
     assert [m.epochs for m in together] == [m.epochs for m in alone]
     for one, other in zip(together, alone, strict=True):
@@ -242,11 +242,13 @@ class Climbing(Learner):
 
 def test_a_member_whose_fit_has_ended_cannot_spoil_the_others() -> None:
     """Alone the first member stops long before its loss is NaN; with the second it would continue until it is NaN."""
-    how = config(100, EarlyStopping(1, 3), OptimiserConfig("sgd", 0.1))
+    training = config(100, EarlyStopping(1, 3), OptimiserConfig("sgd", 0.1))
     builds = [lambda d, rng, s=slope, g=goal: Climbing(s, g) for slope, goal in ((1.0, 1.0), (0.2, 4.0))]
     data = [table(m) for m in range(2)]
-    alone = [fit_epochs(b, [d], how, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)]
-    together = fit_epochs(builds, data, how, rngs=RNGS[:2], report=Silent())
+    alone = [
+        fit_epochs(b, [d], training, rngs=[r], report=Silent())[0] for b, d, r in zip(builds, data, RNGS, strict=False)
+    ]
+    together = fit_epochs(builds, data, training, rngs=RNGS[:2], report=Silent())
     assert [m.epochs for m in together] == [m.epochs for m in alone]
     first, second = (alone[1].epochs * 5 * rise for rise in (0.1, 0.02))  # how far each would come, in 5 steps an epoch
     assert first > 10 > second
@@ -316,5 +318,5 @@ PATIENT = config(epochs=40, early_stopping=EarlyStopping(every=1, patience=4), o
 
 def scores_of(report: Watched) -> dict[int, float]:
     """The validation scores of the search by epoch."""
-    known = [m for m in report.seen if "validation_nll" in m]
-    return {int(m["epoch"]): m["validation_nll"] for m in known if float(m["epoch"]).is_integer()}
+    validated = [m for m in report.seen if "validation_nll" in m]
+    return {int(m["epoch"]): m["validation_nll"] for m in validated if float(m["epoch"]).is_integer()}

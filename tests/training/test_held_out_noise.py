@@ -67,9 +67,9 @@ def test_no_line_of_a_grid_has_a_lower_loss_than_the_fitted_line(floor: float | 
         shifts, slopes = torch.linspace(-14, 14, 141).double(), torch.linspace(0, 1, 21).double()
         lines = shifts[:, None, None, None] + slopes[:, None, None] * (free - free.mean())  # of each row
         grid = -torch.distributions.Normal(mean, variances(lines, floor).sqrt()).log_prob(targets).sum(-1).mean(-1)
-        own = -torch.distributions.Normal(mean, variances(shift + slope * free, floor).sqrt()).log_prob(targets)
+        nll = -torch.distributions.Normal(mean, variances(shift + slope * free, floor).sqrt()).log_prob(targets)
         assert 0 <= slope <= 1, case
-        assert score == pytest.approx(float(own.sum(1).mean()), abs=1e-6), case
+        assert score == pytest.approx(float(nll.sum(1).mean()), abs=1e-6), case
         assert score < float(grid.min()) + 1e-4, case
 
 
@@ -94,9 +94,9 @@ def test_variances_of_a_head_move_along_the_line_and_its_means_do_not(floor: flo
     spec = NetworkSpec(MlpConfig("mlp", (8,)), (3,), 2, "gaussian_head", variance_floor=floor)
     data = unscaled(np.zeros((2, 3)), np.zeros((2, 2)))
     learner, inputs = sgd._Network(spec, None, data, Seed(0)), torch.randn(9, 3)
-    found = {"shift": torch.tensor(0.7), "slope": torch.tensor(0.4)}
+    start = {"shift": torch.tensor(0.7), "slope": torch.tensor(0.4)}
     before = learner.network(inputs).detach()
-    learner.load_state_dict(learner.with_estimated(learner.state_dict(), found))
+    learner.load_state_dict(learner.with_estimated(learner.state_dict(), start))
     after = learner.network(inputs).detach()
     assert torch.equal(after[:, :2], before[:, :2])
     torch.testing.assert_close(after[:, 2:], 0.7 + 0.4 * before[:, 2:])
@@ -122,7 +122,7 @@ def underfitted(draws: int = 8) -> tuple[BnnConfig, FitData]:
 def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
     config, data = underfitted()
     trained = dataclasses.replace(config, training=dataclasses.replace(config.training, noise="learned"))
-    found, learned = (
+    estimated, learned = (
         fit_epochs(
             lambda rows, rng, config=each: Bnn(BnnSpec(config, rows.input_shape, 1, "regression"), rng),
             [data], each.training, rngs=[Seed(1)], report=Silent(),
@@ -133,13 +133,13 @@ def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
 
     def loss(log_variance: float, seed: int) -> float:
         learner = Bnn(BnnSpec(config=config, task="regression", input_shape=(4,), outputs=1), Seed(1))
-        learner.load_state_dict(found.state | {"likelihood.log_variance": torch.tensor([log_variance])})
+        learner.load_state_dict(estimated.state | {"likelihood.log_variance": torch.tensor([log_variance])})
         with torch.no_grad():
             return -float(learner.predict(inputs, rng=Seed(seed)).log_prob(targets).double().mean())
 
-    own = float(found.state["likelihood.log_variance"])
-    assert own < float(learned.state["likelihood.log_variance"]) - 0.5, "the disagreement is not counted twice"
-    at_own = loss(own, 5)  # the seed differs from the seed of the estimate
-    assert all(at_own < loss(own + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
+    estimate = float(estimated.state["likelihood.log_variance"])
+    assert estimate < float(learned.state["likelihood.log_variance"]) - 0.5, "the disagreement is not counted twice"
+    at_own = loss(estimate, 5)  # the seed differs from the seed of the estimate
+    assert all(at_own < loss(estimate + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
     for name, value in learned.state.items():
-        assert name == "likelihood.log_variance" or torch.equal(value, found.state[name]), "only the noise differs"
+        assert name == "likelihood.log_variance" or torch.equal(value, estimated.state[name]), "only the noise differs"

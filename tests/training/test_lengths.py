@@ -33,22 +33,22 @@ def test_lengths_are_repeated_halves_of_the_epochs_down_to_the_least() -> None:
 
 def scores(data: FitData, member: int, how: TrainingConfig = HOW) -> dict[int, float]:
     """Return the validation score of a separate fit of each length, up to the first worse score."""
-    found: dict[int, float] = {}
+    losses: dict[int, float] = {}
     for length in LENGTHS.lengths(how.epochs):
         alone = dataclasses.replace(how, epochs=length, early_stopping=None)
         (at,) = fit([data.search], [RNGS[member].fold("search")], alone)
         model = Noisy(RNGS[0]).eval()
         model.load_state_dict(at.state)
         inputs, targets = data.search.tensors("validation")
-        found[length] = -model.predict(inputs, rng=RNGS[0]).log_prob(targets).mean().item()
-        if found[length] > min(found.values()):
+        losses[length] = -model.predict(inputs, rng=RNGS[0]).log_prob(targets).mean().item()
+        if losses[length] > min(losses.values()):
             break
-    return found
+    return losses
 
 
 def test_the_fit_has_the_length_of_the_best_score_or_all_epochs() -> None:
     tried = [scores(data, m) for m, data in enumerate(TABLES)]
-    best = [min(found, key=found.__getitem__) for found in tried]
+    best = [min(scores_of, key=scores_of.__getitem__) for scores_of in tried]
     best = [40 if length == 20 else length for length in best]  # no score was worse than at half of the epochs
     assert 40 in best and any(length < 20 for length in best), "choices that show"
     for m, data in enumerate(TABLES):
@@ -59,12 +59,14 @@ def test_the_fit_has_the_length_of_the_best_score_or_all_epochs() -> None:
 
 
 def test_the_search_ends_at_the_first_worse_length() -> None:
-    told, tried = Watched(), scores(TABLES[0], 0)
-    fit([TABLES[0]], RNGS[:1], HOW, told)
+    report, tried = Watched(), scores(TABLES[0], 0)
+    fit([TABLES[0]], RNGS[:1], HOW, report)
     (final,) = fit([TABLES[0]], RNGS[:1], HOW)
     assert max(tried) < 20, "a search that ends early"
-    assert len(told.steps) == 3 * sum(tried) + 5 * final.epochs  # steps of the search's epochs, and of the final fit's
-    shares = [step / total for step, total in told.steps]
+    assert (
+        len(report.steps) == 3 * sum(tried) + 5 * final.epochs
+    )  # steps of the search's epochs, and of the final fit's
+    shares = [step / total for step, total in report.steps]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
 
 
@@ -103,8 +105,8 @@ def test_a_fit_without_a_finite_score_runs_all_epochs() -> None:
         ) -> tuple[float, dict[str, torch.Tensor]]:
             return float("nan"), {}
 
-    how = dataclasses.replace(HOW, early_stopping=EarlyStopping(4, None), noise="validation")
-    (fitted,) = fit_epochs(lambda _, rng: Lost(rng), TABLES[:1], how, rngs=RNGS[:1], report=Silent())
+    training = dataclasses.replace(HOW, early_stopping=EarlyStopping(4, None), noise="validation")
+    (fitted,) = fit_epochs(lambda _, rng: Lost(rng), TABLES[:1], training, rngs=RNGS[:1], report=Silent())
     assert fitted.epochs == 40
 
 

@@ -150,9 +150,9 @@ def test_lamb_takes_adams_step_scaled_to_the_length_of_the_weights() -> None:
 def torchs_optimiser(parameters: list[Tensor], config: OptimiserConfig) -> torch.optim.Optimizer:
     """Return torch's own optimiser; for LAMB, which torch lacks, the optimiser of the loop."""
     if config.name == "lamb":
-        made = make_optimiser(parameters, config)
-        assert isinstance(made, torch.optim.Optimizer)
-        return made
+        optimiser = make_optimiser(parameters, config)
+        assert isinstance(optimiser, torch.optim.Optimizer)
+        return optimiser
     if config.name == "sgd":
         return torch.optim.SGD(parameters, config.lr, momentum=config.momentum, weight_decay=config.weight_decay)
     rule: Any = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]

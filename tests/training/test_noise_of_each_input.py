@@ -40,16 +40,16 @@ def test_the_density_is_the_gaussian_with_the_outputs_mean_and_variance() -> Non
     outputs, targets = drawn(5, 7, 4), drawn(7, 2)
     mean, free = outputs.numpy()[..., :2], outputs.numpy()[..., 2:]
     each = norm(mean, np.exp((np.log(0.3) + 0.6 * free) / 2)).logpdf(targets.numpy()).sum(-1)
-    found = likelihood(outputs).log_prob(targets).detach()
-    np.testing.assert_allclose(found, np.log(np.exp(each).mean(0)), rtol=1e-6)
+    log_prob = likelihood(outputs).log_prob(targets).detach()
+    np.testing.assert_allclose(log_prob, np.log(np.exp(each).mean(0)), rtol=1e-6)
 
 
 def test_the_density_of_a_chain_is_the_gaussian_with_the_outputs_mean_and_variance() -> None:
     spec = NetworkSpec(MlpConfig("mlp", (4,)), (3,), 2, "gaussian_head", noise_variance=0.3)
     outputs, targets = drawn(7, 4), drawn(7, 2)
     expected = norm(outputs[:, :2], (0.3 * outputs[:, 2:].exp()).sqrt()).logpdf(targets).sum(-1)
-    found = row_log_likelihood(spec, outputs, targets)  # without the constants of two outputs
-    np.testing.assert_allclose(found - np.log(2 * np.pi * 0.3), expected, rtol=1e-12)
+    log_likelihood = row_log_likelihood(spec, outputs, targets)  # without the constants of two outputs
+    np.testing.assert_allclose(log_likelihood - np.log(2 * np.pi * 0.3), expected, rtol=1e-12)
     np.testing.assert_allclose(spec.predictive(outputs[None]).log_prob(targets), expected, rtol=1e-6)
 
 
@@ -73,7 +73,7 @@ def test_what_has_no_noise_of_each_input_is_refused(tiny_table: FitData) -> None
     bnn = METHODS["bnn"].stages["student"].fit_one
     path, unlearnt = {"trajectory": [begun]}, {**section("ffg_u"), **each, "learn_noise": False}
     of_classes = "noise must be one: classes have no noise, got 'each input'"
-    for said, begins in (
+    for message, begins in (
         (refusal(bnn, images, {}, CLASSES, rng=Seed(0), report=Silent()), of_classes),
         (refusal(TargetConfig(CLASSES.network, 1.0, 1.0, "each input").spec, images), f"target.{of_classes}"),
         (refusal(read, METHODS["ffg_u"].config, unlearnt, "ffg_u"),
@@ -81,4 +81,4 @@ def test_what_has_no_noise_of_each_input_is_refused(tiny_table: FitData) -> None
         (refusal(fit, "dropout", "student", tiny_table, path, training=WHOLE, **each),
          "noise must be one with a trajectory as input"),
     ):  # fmt: skip
-        assert said.startswith(f"ConfigError: {begins}")
+        assert message.startswith(f"ConfigError: {begins}")

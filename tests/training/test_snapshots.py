@@ -52,9 +52,9 @@ def numpys(past: dict[str, torch.Tensor], rows: slice) -> dict[str, tuple[np.nda
 
 
 def close(state: State, expected: dict[str, tuple[np.ndarray, np.ndarray]]) -> bool:
-    found = moments(state)
-    assert found is not None
-    means, variances = found
+    values = moments(state)
+    assert values is not None
+    means, variances = values
     assert means.keys() == variances.keys() == expected.keys()
     return all(
         means[name].dtype == torch.float64
@@ -144,7 +144,7 @@ def test_a_trajectory_that_keeps_its_start_records_the_epoch_of_each_snapshot(ti
         assert all(torch.equal(v[row], whole.tensors[name][round(5 * epoch) - 1]) for name, v in spaced.tensors.items())
     section = {"epochs": 30, "early_stopping": CHOOSE, "extra_epochs": 5, "snapshots": 4, "every": 2}
     chosen = trajectory(table(0), **section, keep_start=True)
-    assert epochs(chosen) == [0, *(chosen.config["epochs"] - left for left in (6, 4, 2, 0))]
+    assert epochs(chosen) == [0, *(chosen.config["epochs"] - before_end for before_end in (6, 4, 2, 0))]
     assert all(len(v) == 5 for v in snapshots(chosen).values())
 
 
@@ -212,16 +212,16 @@ def test_posteriors_of_a_trajectory_have_its_noise_variance(tiny_table: FitData)
     other = trajectory(tiny_table, snapshots=4, variance_floor=0.05, optimiser=SECTION["optimiser"] | {"lr": 0.02})
     inputs, targets = tiny_table.tensors("validation")
     for name, past in (("deterministic", [state]), ("ensemble", [state, other]), ("swag", [state])):
-        made = fit(name, "student", tiny_table, {"trajectory": past})
-        found = posterior_of(made).predict(inputs, rng=Seed(0))
-        first, bias, head, shift = made.tensors.values()
+        student = fit(name, "student", tiny_table, {"trajectory": past})
+        predictive = posterior_of(student).predict(inputs, rng=Seed(0))
+        first, bias, head, shift = student.tensors.values()
         hidden = torch.relu(torch.einsum("ni,dhi->dnh", inputs, first) + bias[:, None])
         out = torch.einsum("dnh,doh->dno", hidden, head) + shift[:, None]
         normal = torch.distributions.Normal(out[..., 0], (0.05 + F.softplus(out[..., 1])).sqrt())
         expected = torch.logsumexp(normal.log_prob(targets[:, 0]), 0) - np.log(len(out))
-        torch.testing.assert_close(found.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
-        assert found.variance.std() > 1e-3  # a variance for each input, not one number
-        assert made.config["spec"]["variance_floor"] == 0.05
+        torch.testing.assert_close(predictive.log_prob(targets), expected, atol=1e-5, rtol=1e-5)
+        assert predictive.variance.std() > 1e-3  # a variance for each input, not one number
+        assert student.config["spec"]["variance_floor"] == 0.05
 
 
 def test_optional_keys_that_are_absent_are_not_written() -> None:

@@ -55,8 +55,8 @@ def test_another_network_and_early_stopping_are_refused_with_a_trajectory(case: 
 
     def make(network: object, early_stopping: object) -> State:
         constant = {"optimiser": section["optimiser"] | {"schedule": "constant"}} if "training" not in section else {}
-        how = section.get("training", section | constant) | {"early_stopping": early_stopping}
-        whole = section | {"training": how} if "training" in section else how
+        training = section.get("training", section | constant) | {"early_stopping": early_stopping}
+        whole = section | {"training": training} if "training" in section else training
         config = read(method.config, whole | {"network": network}, "methods.x")
         return case.stage.fit_one(data, {"trajectory": [path]}, config, rng=Seed(0), report=Silent())
 

@@ -96,12 +96,12 @@ class OneLocation(nn.Module):
 def test_the_factors_of_a_convolution_at_one_location_equal_the_dense_block(changes: dict[str, object]) -> None:
     torch.manual_seed(0)
     module, row, spec = OneLocation(**changes).double(), inputs(1, 2, 3, 3), spec_of("categorical")
-    found = kronecker_factors(module, row, spec)["conv"]
-    torch.testing.assert_close(product(found), dense_block(module, "conv", spec, row), rtol=1e-9, atol=1e-12)
+    factors = kronecker_factors(module, row, spec)["conv"]
+    torch.testing.assert_close(product(factors), dense_block(module, "conv", spec, row), rtol=1e-9, atol=1e-12)
     if "padding_mode" in changes:  # zeros in the place of the image's other side are noticed
         zeros = OneLocation(stride=3, padding=1).double()
         zeros.load_state_dict(module.state_dict())
-        assert not torch.allclose(found.inputs, kronecker_factors(zeros, row, spec)["conv"].inputs, rtol=0.05)
+        assert not torch.allclose(factors.inputs, kronecker_factors(zeros, row, spec)["conv"].inputs, rtol=0.05)
 
 
 def test_an_activation_in_place_changes_no_factor() -> None:
@@ -145,9 +145,12 @@ def test_the_factors_of_a_convnet_equal_the_factors_of_curvlinops(likelihood: st
     config = ConvNetConfig("convnet", 4 if norm != "group" else 8, 2, norm=norm, pool=pool)  # type: ignore[arg-type]
     spec = NetworkSpec(config, (1, 8, 8), 3, likelihood, noise_variance=0.5)  # type: ignore[arg-type]
     network, rows = spec.build(Seed(2)).double().eval(), inputs(300, 1, 8, 8)
-    found, right = kronecker_factors(network, rows, spec), by_curvlinops(network, rows, 64, likelihood == "categorical")
-    assert list(found) == list(right)
-    for name, layer in found.items():
+    factors_of, right = (
+        kronecker_factors(network, rows, spec),
+        by_curvlinops(network, rows, 64, likelihood == "categorical"),
+    )
+    assert list(factors_of) == list(right)
+    for name, layer in factors_of.items():
         torch.testing.assert_close(layer.inputs, right[name].inputs, rtol=1e-10, atol=1e-14)
         torch.testing.assert_close(layer.outputs, right[name].outputs, rtol=1e-10, atol=1e-14)
 
@@ -192,9 +195,9 @@ def dense(found: Factors, precision: float) -> np.ndarray:
 
 @pytest.mark.parametrize(("fan_out", "fan_in"), [(3, 4), (1, 5), (4, 1)])
 def test_the_covariance_equals_the_dense_inverse(fan_out: int, fan_in: int) -> None:
-    found = factors(fan_out, fan_in)
-    layer = decompose(mean(fan_out, fan_in), found)
-    right = TEMPERATURE * dense(found, PRECISION)
+    precision = factors(fan_out, fan_in)
+    layer = decompose(mean(fan_out, fan_in), precision)
+    right = TEMPERATURE * dense(precision, PRECISION)
     np.testing.assert_allclose(covariance(layer, PRECISION, TEMPERATURE), right, rtol=1e-9, atol=1e-12)
     # a prior counted once a row, and a deviation in the place of a variance, are noticed
     assert not np.allclose(covariance(layer, PRECISION * ROWS, TEMPERATURE), right, rtol=0.05)
@@ -204,9 +207,9 @@ def test_the_covariance_equals_the_dense_inverse(fan_out: int, fan_in: int) -> N
 def dense_evidence(layers: list[tuple[Tensor, Factors]], log_precision: float) -> float:
     """log N(w | 0, I/τ) − ½ log |H + τI| of all layers, by scipy and dense determinants."""
     total, precision = 0.0, np.exp(log_precision)
-    for weights, found in layers:
+    for weights, weights_of in layers:
         total += scipy.stats.norm(0, precision**-0.5).logpdf(weights.numpy()).sum()
-        total += 0.5 * np.linalg.slogdet(dense(found, precision))[1]
+        total += 0.5 * np.linalg.slogdet(dense(weights_of, precision))[1]
     return float(total)
 
 
@@ -216,15 +219,15 @@ def test_the_prior_precision_equals_scipys_maximum_of_the_evidence(scale: float)
     best = scipy.optimize.minimize_scalar(
         lambda x: -dense_evidence(layers, x), bounds=(-15, 15), method="bounded", options={"xatol": 1e-9}
     )
-    found = evidence_precision([decompose(*layer) for layer in layers])
-    assert found == pytest.approx(np.exp(best.x), rel=1e-5)
+    precision = evidence_precision([decompose(*layer) for layer in layers])
+    assert precision == pytest.approx(np.exp(best.x), rel=1e-5)
     per_row = [(w, Factors(f.inputs, f.outputs / ROWS)) for w, f in layers]  # the prior counted once a row
     assert evidence_precision([decompose(*layer) for layer in per_row]) != pytest.approx(np.exp(best.x), rel=0.05)
 
 
 def test_weights_or_curvature_of_zero_have_no_best_precision() -> None:
-    found = factors(3, 4)
-    without = Factors(found.inputs, 0 * found.outputs)
-    for weights, curvature in ((torch.zeros(3, 4).double(), found), (mean(3, 4), without)):
+    layer = factors(3, 4)
+    without = Factors(layer.inputs, 0 * layer.outputs)
+    for weights, curvature in ((torch.zeros(3, 4).double(), layer), (mean(3, 4), without)):
         with pytest.raises(ValueError, match="has no maximum"):
             evidence_precision([decompose(weights, curvature)])

@@ -112,8 +112,8 @@ def test_a_fitted_precision_is_reported_and_used(tiny_table: FitData) -> None:
     precision = evidence_precision(list(layers(tiny_table, TABLE, weights).values()))
     state = make(tiny_table, TABLE, weights, report, prior_precision=None)
     assert report.seen[-1] == {"prior_precision": precision}
-    given = make(tiny_table, TABLE, weights, prior_precision=precision)
-    assert all(torch.equal(v, given.tensors[k]) for k, v in state.tensors.items())
+    fixed = make(tiny_table, TABLE, weights, prior_precision=precision)
+    assert all(torch.equal(v, fixed.tensors[k]) for k, v in state.tensors.items())
 
 
 @pytest.mark.parametrize("chosen", ["last", "all"])
@@ -172,8 +172,8 @@ def test_only_the_chosen_layers_of_a_convnet_are_drawn(norm: str, chosen: str, t
             w = {k: v[draw] for k, v in state.items()}
             convolved = torch.nn.functional.conv2d(rows, w["trunk.0.weight"], w["trunk.0.bias"], padding=1)
             torch.testing.assert_close(w["trunk.1.running_mean"], convolved.mean((0, 2, 3)), rtol=1e-4, atol=1e-5)
-    made = make(tiny_images, spec, weights, layers=chosen)
-    assert posterior_of(made).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
+    posterior = make(tiny_images, spec, weights, layers=chosen)
+    assert posterior_of(posterior).predict(rows[:5], rng=Seed(0)).draw_log_probs.shape == (2, 5, 3)
 
 
 def test_the_linearised_posterior_has_the_draws_and_the_trajectorys_statistics(tiny_images: FitData) -> None:
@@ -195,12 +195,12 @@ def test_the_error_of_too_large_factors_names_the_layer(tiny_images: FitData, ti
     zero = weights_of(TABLE) | {"head.weight": torch.zeros(1, 5), "head.bias": torch.zeros(1)}
     images, free = (tiny_images, IMAGES, weights_of(IMAGES)), {"prior_precision": None}
     rule = r"methods\.kfac_laplace\.max_factor must be >= 37, for the factors \[37, 37\] and \[8, 8\] of the layer "
-    for given, changes, message in (
+    for section, changes, message in (
         (images, {"layers": "all", "max_factor": 36}, rule + r"trunk\.4, got 36$"),
         ((tiny_images, statistics, weights_of(statistics)), {}, r"methods\.sgd\.network\.norm must not be batch_stats"),
         ((tiny_table, TABLE, zero), free, r"methods\.kfac_laplace\.prior_precision must be a number: .* all zero"),
         (images, {"prior_precision": 0.0}, r"prior_precision must be > 0 or null"),
     ):
         with pytest.raises(ConfigError, match=f"^{message}"):
-            make(*given, **changes)
+            make(*section, **changes)
     make(*images, layers="last", max_factor=36)

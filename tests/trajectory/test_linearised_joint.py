@@ -34,9 +34,9 @@ NORMED = dataclasses.replace(IMAGES, network=ConvNetConfig("convnet", 4, 2, norm
 
 def fitted(data: FitData, spec: NetworkSpec, layers: str, **changes: Any) -> LinearisedLaplace:
     more = {"predictive": "linearised", "temperature": TEMPERATURE, "layers": layers} | changes
-    found = posterior_of(make(data, spec, weights_of(spec), **more))
-    assert isinstance(found, LinearisedLaplace) and isinstance(found, GaussianPosterior)
-    return found
+    posterior = posterior_of(make(data, spec, weights_of(spec), **more))
+    assert isinstance(posterior, LinearisedLaplace) and isinstance(posterior, GaussianPosterior)
+    return posterior
 
 
 def groups_of(spec: NetworkSpec) -> Tensor:
@@ -108,14 +108,14 @@ def test_functions_have_the_mean_and_the_covariance_of_dense_matrices(
 ) -> None:
     spec = (MODELS | NORMS)[name]
     data, inputs = tiny_images if len(spec.input_shape) == 3 else tiny_table, groups_of(spec)
-    right, found = dense(data, spec, layers, inputs), fitted(data, spec, layers).functions(inputs)
-    torch.testing.assert_close(found.mean, right.mean, rtol=1e-4, atol=1e-5)
+    right, functions = dense(data, spec, layers, inputs), fitted(data, spec, layers).functions(inputs)
+    torch.testing.assert_close(functions.mean, right.mean, rtol=1e-4, atol=1e-5)
     scale = float(right.outputs.abs().max())
-    assert float((found.covariance - right.outputs).abs().max()) < 1e-4 * scale
+    assert float((functions.covariance - right.outputs).abs().max()) < 1e-4 * scale
     if name == "two":
         for wrong in ("no temperature", "swapped", "no prior"):
             other = dense(data, spec, layers, inputs, wrong).outputs
-            assert float((found.covariance - other).abs().max()) > 1e-2 * scale, wrong
+            assert float((functions.covariance - other).abs().max()) > 1e-2 * scale, wrong
 
 
 @LAYERS
@@ -124,8 +124,8 @@ def test_regression_with_fixed_noise_equals_scipys_multivariate_normal(layers: s
     inputs, posterior = groups_of(TWO), fitted(tiny_table, TWO, layers)
     right = dense(tiny_table, TWO, layers, inputs)
     targets = right.mean + torch.randn(3, 4, 2, generator=torch.Generator().manual_seed(4)).double()
-    found = joint(posterior, inputs, rng=Seed(0))
-    assert found.draws == 1 and not found.is_product
+    distribution = joint(posterior, inputs, rng=Seed(0))
+    assert distribution.draws == 1 and not distribution.is_product
 
     def log_prob(group: int, chosen: list[int], given: Tensor) -> float:
         places = [2 * row + k for row in chosen for k in range(2)]
@@ -136,10 +136,10 @@ def test_regression_with_fixed_noise_equals_scipys_multivariate_normal(layers: s
     for group in range(3):
         for rows in range(1, 5):
             expected = log_prob(group, list(range(rows)), targets[group, :rows])
-            assert float(found.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-4)
+            assert float(distribution.chain_log_prob(targets)[group, rows - 1]) == pytest.approx(expected, rel=1e-4)
             single = log_prob(group, [rows - 1], targets[group, rows - 1])
-            assert float(found.row_log_prob(targets)[group, rows - 1]) == pytest.approx(single, rel=1e-4)
-    assert found.gap(targets).abs().min() > 1e-2  # without the covariance between rows it would be 0
+            assert float(distribution.row_log_prob(targets)[group, rows - 1]) == pytest.approx(single, rel=1e-4)
+    assert distribution.gap(targets).abs().min() > 1e-2  # without the covariance between rows it would be 0
     order = torch.tensor([[1, 3, 1], [0, 2, 2], [3, 0, 1]])
     observed = targets[torch.arange(3)[:, None], order]
     placed = joint(posterior, inputs, rng=Seed(0), places=order).log_prob(observed)
@@ -169,12 +169,15 @@ def test_means_given_a_drawn_variance_follow_the_dense_conditional_gaussian(tiny
     """Over the draws, the mean and the covariance of the conditional means make up the dense covariance again."""
     inputs = groups_of(HEAD)
     right = dense(tiny_table, HEAD, "all", inputs)
-    found = joint(fitted(tiny_table, HEAD, "all"), inputs, rng=Seed(0), draws=50_000)
-    assert isinstance(found, JointDependent)
-    moved, free = found.mean[..., 0] - right.mean[..., 0], found.variance.log()[..., 0] - right.mean[..., 1]
+    distribution = joint(fitted(tiny_table, HEAD, "all"), inputs, rng=Seed(0), draws=50_000)
+    assert isinstance(distribution, JointDependent)
+    moved, free = (
+        distribution.mean[..., 0] - right.mean[..., 0],
+        distribution.variance.log()[..., 0] - right.mean[..., 1],
+    )
     whole = right.outputs.unflatten(2, (4, 2)).unflatten(1, (4, 2))
     scale = float(whole.abs().max())
-    conditional = found.covariance[0, :, :, 0, :, 0]
+    conditional = distribution.covariance[0, :, :, 0, :, 0]
     for one, other, rest, k, m in ((moved, moved, conditional, 0, 0), (moved, free, 0, 0, 1), (free, free, 0, 1, 1)):
         estimated = torch.einsum("dgi,dgj->gij", one, other) / len(one) + rest
         assert float((estimated - whole[:, :, k, :, m]).abs().max()) < 0.05 * scale  # 5 s.e. of at most √2 scale/224
@@ -185,18 +188,20 @@ def test_a_dependent_joint_equals_a_mixture_of_multivariate_normals() -> None:
     root = torch.randn(2, 2, 6, 6, generator=generator).double()
     covariance = (root @ root.mT).unflatten(3, (3, 2)).unflatten(2, (3, 2))
     mean, free, targets = torch.randn(5, 2, 3, 2, generator=generator).double().split([2, 2, 1])
-    found = JointDependent(mean, free.exp(), covariance)
+    dependent = JointDependent(mean, free.exp(), covariance)
     for group in range(2):
         whole = (root @ root.mT)[:, group] + torch.diag_embed(free.exp()[:, group].flatten(1))
         for size in (2, 4, 6):
             observed, pairs = targets[0, group].flatten()[:size], zip(mean[:, group], whole, strict=True)
             laws = [scipy.stats.multivariate_normal(m.flatten()[:size], c[:size, :size]) for m, c in pairs]
             expected = np.logaddexp(*(law.logpdf(observed) for law in laws)) - math.log(2)
-            assert float(found.chain_log_prob(targets[0])[group, size // 2 - 1]) == pytest.approx(expected, rel=1e-9)
+            assert float(dependent.chain_log_prob(targets[0])[group, size // 2 - 1]) == pytest.approx(
+                expected, rel=1e-9
+            )
     rows = covariance.diagonal(dim1=2, dim2=4).movedim(-1, 2)
     alone = JointDependent(mean, free.exp(), torch.einsum("dgrij,rs->dgrisj", rows, torch.eye(3).double()))
-    torch.testing.assert_close(alone.row_log_prob(targets[0]), found.row_log_prob(targets[0]))
-    assert (alone.log_prob(targets[0]) - found.log_prob(targets[0])).abs().min() > 1e-2  # rows that do not depend
+    torch.testing.assert_close(alone.row_log_prob(targets[0]), dependent.row_log_prob(targets[0]))
+    assert (alone.log_prob(targets[0]) - dependent.log_prob(targets[0])).abs().min() > 1e-2  # rows that do not depend
 
 
 def test_an_older_state_without_factors_is_read_with_the_same_draws(tiny_images: FitData) -> None:
@@ -260,11 +265,11 @@ ALL_NORMS = {
 )
 def test_the_outputs_equal_the_dense_linearisation(spec: NetworkSpec, part: str) -> None:
     (draws, center), inputs = draws_of(spec, part), inputs_of(spec)
-    found = LinearisedDraws.of(draws, center).predict(inputs)
+    predictive = LinearisedDraws.of(draws, center).predict(inputs)
     right = spec.predictive(dense_draws(draws, center, inputs))
-    names = ["draw_mean", "draw_variance"] if isinstance(found, Gaussian) else ["draw_log_probs"]
+    names = ["draw_mean", "draw_variance"] if isinstance(predictive, Gaussian) else ["draw_log_probs"]
     for name in names:
-        torch.testing.assert_close(getattr(found, name).double(), getattr(right, name), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(getattr(predictive, name).double(), getattr(right, name), rtol=1e-4, atol=1e-5)
     drawn = getattr(draws.predict(inputs), names[0])
-    near = torch.allclose(drawn, getattr(found, names[0]), rtol=1e-4, atol=1e-5)
+    near = torch.allclose(drawn, getattr(predictive, names[0]), rtol=1e-4, atol=1e-5)
     assert near == (part == "head")  # the network is linear in its head alone

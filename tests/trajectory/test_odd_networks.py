@@ -161,8 +161,8 @@ def test_the_factors_of_each_layer_equal_the_dense_block_of_one_row(kind: str) -
     network, spec, row = built(kind), spec_of(kind), rows(1)
     layers = layers_with_factors(network, rows(2))
     assert list(layers) == FIXED[kind][1]
-    found = kronecker_factors(network, row, spec, layers)
-    for name, factors in found.items():
+    factors_of = kronecker_factors(network, row, spec, layers)
+    for name, factors in factors_of.items():
         torch.testing.assert_close(product(factors), dense_block(network, name, spec, row), rtol=1e-9, atol=1e-12)
 
 
@@ -177,12 +177,12 @@ def test_the_factors_of_a_layer_called_twice_differ_from_the_dense_block() -> No
 @pytest.mark.parametrize("kind", FIXED)
 def test_laplace_draws_layers_with_factors_and_a_warning_names_the_fixed_weights(kind: str, predictive: str) -> None:
     data, trajectory, (fixed, drawn) = classes(), trained(kind), FIXED[kind]
-    how: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": 1.0}
-    state = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **how)
+    section: dict[str, Any] = {**LAPLACE, "rows": None, "predictive": predictive, "prior_precision": 1.0}
+    state = fit("kfac_laplace", "student", data, {"trajectory": [trajectory]}, **section)
     draws = {name: value[1 if predictive == "linearised" else 0 :] for name, value in state.tensors.items()}
     last = {name: value[-1].expand_as(draws[name]) for name, value in trajectory.tensors.items()}
     assert {n.rpartition(".")[0] for n, v in last.items() if not torch.equal(draws[n], v)} == set(drawn)
-    config: Any = read(KFAC_LAPLACE.config, how, "methods.kfac_laplace")
+    config: Any = read(KFAC_LAPLACE.config, section, "methods.kfac_laplace")
     lines = KFAC_LAPLACE.stages["student"].summarise([[state]], [data], config).warnings
     assert len(lines) == bool(fixed)
     assert not fixed or f"the weights {', '.join(fixed)} keep their trained values" in lines[0]

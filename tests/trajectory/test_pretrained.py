@@ -125,8 +125,8 @@ def test_a_mean_in_the_targets_units_gets_the_variance_of_its_training_errors() 
     meant = scipy.stats.norm(means.numpy(), np.sqrt(np.mean((fits.numpy() - data.train.targets) ** 2)))
     predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
     np.testing.assert_allclose(predictive.mean, meant.mean(), rtol=1e-5)
-    found = predictive.log_prob(torch.tensor(data.validation.targets))
-    np.testing.assert_allclose(found, meant.logpdf(data.validation.targets)[:, 0], rtol=1e-4, atol=1e-4)
+    log_prob = predictive.log_prob(torch.tensor(data.validation.targets))
+    np.testing.assert_allclose(log_prob, meant.logpdf(data.validation.targets)[:, 0], rtol=1e-4, atol=1e-4)
     wrong = student("deterministic", data, fitted(data, targets="transformed"))
     assert nll(wrong, data) > nll(state, data) + 1, "the control: units matter"
 
@@ -141,8 +141,8 @@ def test_a_head_of_means_and_log_variances_is_used_unchanged() -> None:
     mean, log_variance = outputs_of(body, weights, data.tensors("validation")[0]).chunk(2, -1)
     meant = scipy.stats.norm(mean.numpy(), (log_variance / 2).exp().numpy()).logpdf(data.validation.targets)
     predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
-    found = predictive.log_prob(torch.tensor(data.validation.targets))
-    np.testing.assert_allclose(found, meant[:, 0], rtol=1e-4, atol=1e-4)
+    log_prob = predictive.log_prob(torch.tensor(data.validation.targets))
+    np.testing.assert_allclose(log_prob, meant[:, 0], rtol=1e-4, atol=1e-4)
 
 
 SHORT = {
@@ -294,8 +294,8 @@ def test_weights_with_this_packages_names_and_a_hash_are_read() -> None:
     last["head.bias"] = torch.zeros_like(last["head.bias"])
     save_file({name: value for name, value in last.items() if name != "head.bias"}, "ours.safetensors")
     digest = hashlib.sha256(Path("ours.safetensors").read_bytes()).hexdigest()
-    found = fitted(data, network=network, weights="ours.safetensors", sha256=digest)
-    assert all(torch.equal(found.tensors[name][0], value) for name, value in last.items())
+    state = fitted(data, network=network, weights="ours.safetensors", sha256=digest)
+    assert all(torch.equal(state.tensors[name][0], value) for name, value in last.items())
 
 
 SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
@@ -333,9 +333,9 @@ def test_a_networks_own_part_named_module_keeps_its_name() -> None:
     plugins.load_file("holder.py")
     module = plugins.module_of_file("holder.py").Holder((1, 8, 8))
     save_file(module.state_dict(), "holder.safetensors")
-    found = fitted(data, network=network, weights="holder.safetensors")
-    assert torch.equal(found.tensors["trunk.module.1.weight"][0], module.module[1].weight)
-    assert "taken_off" not in found.config
+    state = fitted(data, network=network, weights="holder.safetensors")
+    assert torch.equal(state.tensors["trunk.module.1.weight"][0], module.module[1].weight)
+    assert "taken_off" not in state.config
 
 
 HOLDER = """

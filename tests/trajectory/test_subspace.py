@@ -131,10 +131,10 @@ def close(found: tuple[np.ndarray, np.ndarray], expected: tuple[np.ndarray, np.n
 
 
 def test_the_variational_gaussian_equals_the_exact_posterior(tiny_table: FitData) -> None:
-    found, past = fitted(tiny_table), linear_trajectory()
-    assert close(found, exact(past, tiny_table, 3, 1 / TEMPERATURE), 1e-2)
-    assert not close(found, exact(past, tiny_table, 3, 2 / TEMPERATURE), 5e-2)
-    assert not close(found, exact(past, tiny_table, 3, TEMPERATURE), 5e-2)
+    posterior, past = fitted(tiny_table), linear_trajectory()
+    assert close(posterior, exact(past, tiny_table, 3, 1 / TEMPERATURE), 1e-2)
+    assert not close(posterior, exact(past, tiny_table, 3, 2 / TEMPERATURE), 5e-2)
+    assert not close(posterior, exact(past, tiny_table, 3, TEMPERATURE), 5e-2)
 
 
 def test_the_loss_of_batches_averages_to_the_loss_of_all_rows(tiny_table: FitData) -> None:
@@ -181,12 +181,12 @@ def target_of(data: FitData, past: State, seed: int = 0, rows: int | None = None
 def test_components_equal_scikit_learn_up_to_sign(dimension: int, offset: float) -> None:
     past = linear_trajectory()
     w = torch.tensor(flat(past.tensors) + offset, dtype=torch.float32)
-    found, theirs = principal(w, dimension), PCA(dimension, svd_solver="full").fit(w.double().numpy())
+    ours, theirs = principal(w, dimension), PCA(dimension, svd_solver="full").fit(w.double().numpy())
     expected = theirs.components_ * np.sqrt(theirs.explained_variance_)[:, None]
-    signs = np.sign((found.components.numpy() * expected).sum(1))[:, None]
-    np.testing.assert_allclose(found.mean.numpy(), theirs.mean_, rtol=1e-12)
-    np.testing.assert_allclose(found.components.numpy(), signs * expected, atol=1e-9)
-    assert not np.allclose(found.components.numpy(), signs * theirs.components_, atol=1e-2)  # without the scale
+    signs = np.sign((ours.components.numpy() * expected).sum(1))[:, None]
+    np.testing.assert_allclose(ours.mean.numpy(), theirs.mean_, rtol=1e-12)
+    np.testing.assert_allclose(ours.components.numpy(), signs * expected, atol=1e-9)
+    assert not np.allclose(ours.components.numpy(), signs * theirs.components_, atol=1e-2)  # without the scale
 
 
 def test_the_likelihood_at_a_point_equals_the_likelihood_of_its_network(tiny_table: FitData) -> None:

@@ -222,23 +222,23 @@ def equal(made: State, expected: dict[str, np.ndarray]) -> bool:
 @pytest.mark.parametrize("task", ["classification", "regression"])
 def test_swa_weights_equal_numpys_mean_of_the_snapshots(tiny: dict[str, FitData], task: str) -> None:
     past = trained(tiny[task])
-    made = average(tiny[task], past)
-    assert all(len(v) == 1 for v in made.tensors.values())
+    averaged = average(tiny[task], past)
+    assert all(len(v) == 1 for v in averaged.tensors.values())
     iterates = weights(past)
-    assert equal(made, {name: v.mean(0) for name, v in iterates.items()})
-    assert not equal(made, {name: v[-1] for name, v in iterates.items()})
-    assert not equal(made, {name: v[1:].mean(0) for name, v in iterates.items()})
+    assert equal(averaged, {name: v.mean(0) for name, v in iterates.items()})
+    assert not equal(averaged, {name: v[-1] for name, v in iterates.items()})
+    assert not equal(averaged, {name: v[1:].mean(0) for name, v in iterates.items()})
 
 
 def test_swa_weights_with_running_moments_are_the_mean_of_the_counted_iterates(tiny_table: FitData) -> None:
     whole = weights(trained(tiny_table))
     past = trained(tiny_table, snapshots=2, moments={"count": 5, "every": 1})
-    made = average(tiny_table, past)
+    averaged = average(tiny_table, past)
     for name, v in whole.items():
-        np.testing.assert_allclose(made.tensors[name][0].numpy(), v[1:].mean(0), rtol=1e-6)
-    assert not any(np.allclose(made.tensors[n][0].numpy(), v[-2:].mean(0), rtol=1e-4) for n, v in whole.items())
+        np.testing.assert_allclose(averaged.tensors[name][0].numpy(), v[1:].mean(0), rtol=1e-6)
+    assert not any(np.allclose(averaged.tensors[n][0].numpy(), v[-2:].mean(0), rtol=1e-4) for n, v in whole.items())
     one = trained(tiny_table, snapshots=1, moments={"count": 5, "every": 1})
-    assert equal(average(tiny_table, one), {name: v.double().numpy()[0] for name, v in made.tensors.items()})
+    assert equal(average(tiny_table, one), {name: v.double().numpy()[0] for name, v in averaged.tensors.items()})
     bare = State(snapshots(past), past.config)
     assert equal(average(tiny_table, bare), {name: v[-2:].mean(0) for name, v in whole.items()})
 
@@ -246,14 +246,14 @@ def test_swa_weights_with_running_moments_are_the_mean_of_the_counted_iterates(t
 def test_swa_has_the_batch_norm_statistics_of_the_mean_weights(tiny_images: FitData) -> None:
     """Of rows that the root seed alone chooses."""
     past, rows, key = walk(IMAGES, 4), tiny_images.tensors("train")[0], "trunk.1.running_mean"
-    made = average(tiny_images, past).tensors
-    assert of_own_weights(made, 0, rows)
+    swa = average(tiny_images, past).tensors
+    assert of_own_weights(swa, 0, rows)
     averaged = past.tensors[key].mean(0)  # the iterates' own statistics, averaged with them
-    assert not torch.allclose(made[key][0], averaged, rtol=1e-2, atol=1e-3)
+    assert not torch.allclose(swa[key][0], averaged, rtol=1e-2, atol=1e-3)
     config = SwaConfig(batch_norm_rows=40, batch_norm_batch=20)
     seeds = (Seed(0), Seed(1), Seed(0).fold("another member"))
     some, other, same = (average(tiny_images, past, config, seed).tensors for seed in seeds)
-    assert not torch.equal(some[key], made[key]) and torch.equal(some["head.weight"], made["head.weight"])
+    assert not torch.equal(some[key], swa[key]) and torch.equal(some["head.weight"], swa["head.weight"])
     assert not torch.equal(some[key], other[key]) and torch.equal(some[key], same[key])
 
 
