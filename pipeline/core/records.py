@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
@@ -17,15 +17,8 @@ from . import places, provenance
 from .model import Run
 from .settings import Settings
 
-
-class Cost(Protocol):
-    """The cost of one fit, such as ``work.executor.Done``: seconds and peak bytes."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def peak_bytes(self) -> int: ...
-
+if TYPE_CHECKING:
+    from bdl_pipe.checkpoints import Done  # it imports torch
 
 Above = Mapping[Kind, Mapping[str, Any]]  # stage kind -> record
 _BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
@@ -33,7 +26,7 @@ _BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
 
 def write(
     run: Run,
-    done: Mapping[str, Cost],
+    done: Mapping[str, "Done"],
     settings: Settings,
     summary: Summary,
     above: Above,

@@ -40,9 +40,9 @@ def run_info(run: Run, params: Params) -> bdl_report.RunInfo:
     Raises:
         ArtifactError: a record of the run or of an upstream run is damaged.
     """
-    coreset, own = run.sources.get("coreset"), records.read("student", run.key)
+    coreset, record_of_run = run.sources.get("coreset"), records.read("student", run.key)
     splits = params.datasets[run.spec.dataset].splits
-    warnings, chains = own.get("warnings", []), _chains(run.key, own, splits)
+    warnings, chains = record_of_run.get("warnings", []), _chains(run.key, record_of_run, splits)
     for kind, key in run.sources.items():
         record = records.read(kind, key)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
@@ -124,7 +124,7 @@ def _coreset(run: Run) -> bdl_report.CoresetInfo:
     return bdl_report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
 
 
-def facts(params: Params, settings: Settings) -> dict[str, Any]:
+def facts(params: Params, settings: Settings) -> dict[str, object]:
     """Collect the provenance of the report."""
     fitted = sum(sum(records.read(run.kind, run.key).get("seconds", {}).values()) for run in params.runs.values())
     return {
