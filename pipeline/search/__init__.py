@@ -166,7 +166,7 @@ class Folder(storage.Folder):
         record: dict[str, Any] = json.loads(self.load(RECORD) or b"{}")
         return record
 
-    def write(self, **record: Any) -> None:
+    def write(self, **record: object) -> None:
         """Write the record completely or not at all."""
         if "://" not in self.address:
             Path(self.address).mkdir(parents=True, exist_ok=True)
@@ -208,13 +208,13 @@ class Session:
     folder: Folder
     settings: Settings
     parts: Mapping[str, Any]
-    tags: Mapping[str, Any]
+    tags: Mapping[str, object]
     metrics: tuple[str, ...]
 
 
 @contextmanager
 def opened(
-    name: str, branch: Branch, facts: Any, params: Params, settings: Settings, resume: bool
+    name: str, branch: Branch, facts: object, params: Params, settings: Settings, resume: bool
 ) -> Iterator[Session]:
     """Hold a search's lock, Ray and its tracked run within the block, and mark the search as finished at the end.
 

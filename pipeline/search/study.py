@@ -129,7 +129,7 @@ def plan(path: Path, settings: Settings) -> Study:
     return Study(branch, asked, path, params, metrics)
 
 
-def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
+def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, object]:
     """Collect the provenance of the results."""
     import torch
 
@@ -147,7 +147,7 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
     }
 
 
-def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list[Path]:
+def write(study: Study, fits: Sequence[Ended], about: Mapping[str, object]) -> list[Path]:
     """Write the fits, then the figure, and last the page that shows it."""
     family, _, title = study.path.stem.partition("-")
     place = RESULTS / family / title
@@ -169,7 +169,7 @@ def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list
     return list(files)
 
 
-def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> str:
+def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, object]) -> str:
     """Return the figure, a table with a row for each point, and their provenance, as Markdown."""
     asked = study.config
     head, *rows = grids.rows(asked, fits, study.metrics)
