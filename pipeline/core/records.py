@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Kind, Summary, fan_in
@@ -103,6 +104,12 @@ def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
             used = f"{split}-{number}"
             seconds_by_fit |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
     return seconds_by_fit
+
+
+def data_hash(dataset: str) -> str:
+    """Hash the rows that fits read, not those that only the evaluate stage reads; a dash if there are none yet."""
+    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
+    return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"
 
 
 def device_name(device: str) -> str:

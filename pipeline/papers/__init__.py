@@ -11,19 +11,20 @@ with available scores, from the comparison or from stored CSV files; a page stat
 import json
 import subprocess
 import sys
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Final
+from typing import Final, TypeVar
 
-from bdl_pipe import artifacts, config, scores
+from bdl_pipe import config, scores
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.scores import RunScores
 from bdl_pipe.yaml_files import read_yaml
 from bdl_report import Grid, papers, show
 from bdl_report.columns import Cell
-from bdl_report.papers import PaperTable, choice, stored, survey
+from bdl_report.papers import PaperTable, stored, survey
 from bdl_report.papers.comparison import Comparison, Ours, compare, runs_of
 from bdl_report.papers.pages import stem
 
@@ -39,7 +40,7 @@ from ..run import pool
 PARAMS: Final = Path("params/paper")
 RESULTS: Final = Path("results")
 COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # name of a table of costs or settings -> arguments of python
-_UNKNOWN: Final = "—"
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,8 @@ def ours(params: Params) -> list[Ours]:
 
 def compared(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> Comparison:
     """Compare the entries of ``runs`` with a table; only runs whose key is in ``evaluated`` have scores."""
-
-    def with_scores(run: Ours) -> Ours:
-        return replace(run, scores=RunScores(scores.read(places.artifact("evaluate", run.key) / "scores.parquet")))
-
     runs = runs_of(table, dataset, ours(params))
-    return compare(table, dataset, [with_scores(run) if run.key in evaluated else run for run in runs])
+    return compare(table, dataset, [_scored(run.key) if run.key in evaluated else run for run in runs])
 
 
 def grid(comparison: Comparison) -> Grid:
@@ -146,9 +143,58 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
         raise UserError(f"{path}: {error}") from None
     if splits:
         params = typed(config.merge(params.raw, {"datasets": {key: {"splits": splits} for key in params.datasets}}))
-    chosen = choice.datasets(table, params.datasets, datasets, path)
+    chosen = chosen_datasets(table, params.datasets, datasets, path)
     runs = [run for name in chosen for run in runs_of(table, name, ours(params))]
-    return Request(table, params, chosen, choice.methods(table, runs, methods, path), splits, path)
+    return Request(table, params, chosen, chosen_runs(table, runs, methods, path), splits, path)
+
+
+def chosen_datasets(table: PaperTable, there: Collection[str], names: str | None, path: Path) -> list[str]:
+    """List the paper's names of the data sets in ``names`` (by the paper's name or ours), or of all data sets.
+
+    Args:
+        there: our names of the data sets that the params file at ``path`` has.
+
+    Raises:
+        UserError: a name is empty or unknown, or its data set is not in the params file.
+    """
+    keys = {name: table.names.datasets[name] for name in table.figures}
+    by_name = {name: [name] if key in there else [] for name, key in keys.items()}
+    if names is None:
+        return [name for names in by_name.values() for name in names]
+    by_name |= {keys[name]: by_name[name] for name in keys}
+    return list(dict.fromkeys(_chosen("--dataset", names, by_name, path)))
+
+
+def chosen_runs(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Path) -> list[Ours]:
+    """List the runs of the methods in ``names`` (by the paper's name or ours), or all runs.
+
+    Raises:
+        UserError: a name is empty or unknown, or its method has no run in the params file at ``path``.
+    """
+    if names is None:
+        return list(runs)
+    theirs = (name for figures in table.figures.values() for name in figures)
+    by_name = {name: [run for run in runs if run.stands_for(name, table)] for name in theirs}
+    for run in runs:
+        by_name.setdefault(run.method, []).append(run)
+    chosen = _chosen("--method", names, by_name, path)
+    return [run for run in runs if run in chosen]
+
+
+def _chosen(option: str, names: str, by_name: Mapping[str, Sequence[T]], path: Path) -> list[T]:
+    """List the objects that the names of an option choose, ignoring case."""
+    chosen = list[T]()
+    for wanted in (name.strip() for name in names.split(",")):
+        if not wanted:
+            raise UserError(f"{option}: must be names with a comma between, got {names!r}")
+        same = [values for name, values in by_name.items() if name.lower() == wanted.lower()]
+        if not same:
+            raise UserError(f"{option} {wanted}: is not in the table or in {path}{nearest(wanted, by_name)}")
+        if not any(same):
+            has = ", ".join(name for name, values in by_name.items() if values)
+            raise UserError(f"{option} {wanted}: has no run in {path} (it has: {has or 'none'})")
+        chosen += [value for values in same for value in values]
+    return chosen
 
 
 def _update(request: Request, settings: Settings) -> None:
@@ -234,14 +280,13 @@ def _made(keys: Sequence[str], dataset: str) -> dict[str, object]:
         dataset: the data set's name in params.yaml.
     """
     records_of = {key: records.read("student", key) for key in keys}
-    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
     fits = {(key, seed): took for key, record in records_of.items() for seed, took in record.get("seconds", {}).items()}
     for record in records_of.values():
         for above in record.get("made_from", {}).values():
             fits |= above
     return {
         "commit": _joined(record.get("commit") for record in records_of.values()),
-        "data sha256": artifacts.sha256(manifest)[:16] if manifest.is_file() else _UNKNOWN,
+        "data sha256": records.data_hash(dataset),
         "device": _joined(record.get("device") for record in records_of.values()),
         "torch": _joined(record.get("versions", {}).get("torch") for record in records_of.values()),
         "seconds of fitting": round(sum(fits.values()), 1),
@@ -250,4 +295,4 @@ def _made(keys: Sequence[str], dataset: str) -> dict[str, object]:
 
 def _joined(values: Iterable[str | None]) -> str:
     """Return the different values of a fact as a text."""
-    return ", ".join(sorted({_UNKNOWN if value is None else value for value in values})) or _UNKNOWN
+    return ", ".join(sorted({"—" if value is None else value for value in values})) or "—"

@@ -20,7 +20,6 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 from pyarrow import fs
 
-from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import nearest
 from bdl_pipe.data.fitdata import FitData
@@ -32,7 +31,7 @@ from bdl_pipe.metrics.table import always, stored_metrics
 from bdl_pipe.seeds import Seed
 
 from .. import tracking
-from ..core import places, provenance, signals, storage
+from ..core import places, provenance, records, signals, storage
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan import sources
@@ -112,11 +111,6 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
         also = "some validation rows of split 0 are test rows of other splits"
         print(f"warning: {branch.dataset} has several splits: {also}")
     return data.on(settings.device)
-
-
-def data_hash(branch: Branch) -> str:
-    """Hash the prepared data's manifest."""
-    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
 
 
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
@@ -235,7 +229,7 @@ def opened(
     folder, lock = folder_of(verb, name, settings), places.STATE / verb / f"{name}.lock"
     with locked(lock, folder):
         data = load_data(branch, params, settings)
-        record = {"identity": provenance.digest([branch.facts(), facts, data_hash(branch)])}
+        record = {"identity": provenance.digest([branch.facts(), facts, records.data_hash(branch.dataset)])}
         parent = begin(folder, record["identity"], resume)
         tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
         with cluster.connected(settings, ships=shipped()):

@@ -31,7 +31,7 @@ from ..core.load import load, typed
 from ..core.model import Params
 from ..core.params_files import written_out
 from ..core.settings import Settings
-from . import branch_of, data_hash, opened, scores_of
+from . import branch_of, opened, scores_of
 from .trial import Branch, Ended
 
 RESULTS: Final = Path("results")
@@ -138,7 +138,7 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
         "params": f"{study.path} on params.yaml, sha256 {provenance.digest(study.params.raw)}",
         "seed": study.branch.seed,
         "commit": provenance.commit(),
-        "data sha256": data_hash(study.branch)[:16],
+        "data sha256": records.data_hash(study.branch.dataset),
         "device": records.device_name(settings.device),
         "threads of a trial": settings.threads,
         "torch": torch.__version__,

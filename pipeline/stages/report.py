@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import bdl_report
-from bdl_pipe import artifacts, config
+from bdl_pipe import config
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.scores import average
 from bdl_report.choice import LONGER, ends
@@ -131,13 +131,7 @@ def facts(params: Params, settings: Settings) -> dict[str, object]:
         "commit": provenance.commit(),
         "seed": params.seed,
         "params sha256": provenance.digest(params.raw),
-        **{f"data sha256, {key}": _data_hash(key) for key in params.datasets},
+        **{f"data sha256, {key}": records.data_hash(key) for key in params.datasets},
         "device": records.device_name(settings.device),
         "seconds of fitting, all stages": round(fitted, 1),
     }
-
-
-def _data_hash(dataset: str) -> str:
-    """Hash the rows that fits read; only the evaluate stage reads the other rows."""
-    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
-    return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"
