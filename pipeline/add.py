@@ -59,8 +59,8 @@ class Request:
         words += [] if self.log is None else ["--log" if self.log else "--no-log"]
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            given = value is not None if field.name == "calibration" else bool(value)
-            if given and field.name not in ("path", "log"):
+            is_set = value is not None if field.name == "calibration" else bool(value)
+            if is_set and field.name not in ("path", "log"):
                 values = [] if value is True else value if isinstance(value, list | tuple) else [value]
                 words += [f"--{field.name.replace('_', '-')}", *map(str, values)]
         return shlex.join(words)
@@ -126,7 +126,7 @@ def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[M
     """Return the methods to compare: the methods in ``names``, or all if ``names`` is empty.
 
     Args:
-        known: the methods that have a section in params.yaml, which a plugin's method may lack.
+        usable: the methods that have a section in params.yaml, which a plugin's method may lack.
 
     Raises:
         UserError: a method is unknown, or is not offered for this task or this number of rows.
@@ -145,8 +145,8 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     lines = []
     if size.task == "regression":
         auto = "each split's training rows decide if their logarithms are fitted (or --log, --no-log)"
-        how = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
-        lines.append(f"  targets: {how}; densities are in the original units")
+        scale = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
+        lines.append(f"  targets: {scale}; densities are in the original units")
         if size.calibration:
             rows = f"{100 * size.calibration:.3g} % of the training rows are in no fit"
             lines.append(f"  intervals: {rows}; each run's tails are recalibrated on them (--calibration 0: not)")

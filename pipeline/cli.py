@@ -107,9 +107,8 @@ def attach() -> int:
     """Find the job that a command left on a cluster, and follow it until it ends."""
     from . import job
     from .core.settings import Settings
-    from .run import dvc
 
-    return job.attach(Settings.read(), dvc.take)
+    return job.attach(Settings.read())
 
 
 @verbs.command(context_settings={"allow_interspersed_args": False})
@@ -121,9 +120,8 @@ def job(command: tuple[str, ...]) -> int:
     """
     from . import job
     from .core.settings import Settings
-    from .run import dvc
 
-    return job.send(Settings.read(), command, dvc.take)
+    return job.send(Settings.read(), command)
 
 
 @verbs.command
@@ -203,7 +201,7 @@ def paper(table: str, dataset: str | None, method: str | None, splits: int | Non
     for which the comparison has scores or a CSV file is stored.
     """
     if table == "all" and not (dataset or method or splits):
-        from .papers.every import every
+        from .papers import every
 
         return every(missing)
     if table == "all" or missing:

@@ -18,18 +18,21 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bdl_pipe.errors import UserError
 
 from .core.settings import Settings
 from .core.signals import interruptible
 from .core.storage import hide
+from .run import dvc
 
-Take = Callable[[], None]  # restores results from the DVC remote
+if TYPE_CHECKING:
+    from ray.job_submission import JobDetails, JobSubmissionClient
+
 _NOT_SENT: Final = ("/.git", "/.venv", "/work", "/.state", "/report", "/mlruns", "/.dvc/cache", "/.dvc/tmp")
 _KEPT: Final = ("work", ".state", "report", "mlruns", ".dvc")  # folders kept from one job of a command to the next
 _PROGRAMS: Final = ("dvc", "python")
@@ -40,8 +43,8 @@ _PATIENCE_SECONDS: Final = 300.0
 _RETRY_SECONDS: Final = 5.0
 
 
-def send(settings: Settings, command: Sequence[str], take: Take) -> int:
-    """Run a command of this project as a job, follow its log, call ``take``, and return the command's exit code.
+def send(settings: Settings, command: Sequence[str]) -> int:
+    """Run a command of this project as a job, follow its log, pull its results, and return the command's exit code.
 
     A running job of the same command is followed, not submitted again. Ctrl-C and SIGTERM stop the job.
 
@@ -62,10 +65,10 @@ def send(settings: Settings, command: Sequence[str], take: Take) -> int:
                     client.delete_job(name)
                 _submit(client, name, words)
         ended = _follow(client, settings.jobs, name)
-    return _closed(ended, take)
+    return _closed(ended)
 
 
-def attach(settings: Settings, take: Take) -> int:
+def attach(settings: Settings) -> int:
     """Follow this project's running job, or else show its latest job; otherwise like :func:`send`."""
     client = _connect(settings)
     with _worded(settings.jobs):
@@ -76,13 +79,13 @@ def attach(settings: Settings, take: Take) -> int:
     print(f"{job.submission_id}: {job.metadata['command']} ({job.status})", flush=True)
     with _stopped_on_interrupt(client, job.submission_id):
         ended = _follow(client, settings.jobs, job.submission_id)
-    return _closed(ended, take)
+    return _closed(ended)
 
 
 def sent_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that a job receives: settings and credentials, but no paths of this machine's files."""
-    kept = {k: v for k, v in environment.items() if k.startswith(_SENT) and not k.endswith(_PATHS)}
-    return kept | {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
+    sent = {k: v for k, v in environment.items() if k.startswith(_SENT) and not k.endswith(_PATHS)}
+    return sent | {"RAY_JOB_STOP_WAIT_TIME_S": _STOP_SECONDS}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -93,17 +96,17 @@ def main(arguments: Sequence[str]) -> int:
     environment = {**os.environ, "PYTHONPATH": f"{folder / 'src'}{os.pathsep}{folder}", "DVC_NO_ANALYTICS": "1"}
     environment["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"  # the command sends its code to the nodes, as on any cluster
     run = partial(subprocess.call, cwd=folder, env=environment)
-    dvc = [sys.executable, "-m", "dvc"]
-    run([*dvc, "config", "--local", "core.no_scm", "true"])  # the project comes without its Git repository
+    program_of_dvc = [sys.executable, "-m", "dvc"]
+    run([*program_of_dvc, "config", "--local", "core.no_scm", "true"])  # the project comes without its Git repository
     stops: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, frame: stops.append(number))  # the command receives the signal, too
-    code = run([*(dvc if program == "dvc" else [sys.executable]), *words])
+    code = run([*(program_of_dvc if program == "dvc" else [sys.executable]), *words])
     if stops:
         return code or 1
-    return run([*dvc, "push", "--run-cache"]) or code
+    return run([*program_of_dvc, "push", "--run-cache"]) or code
 
 
-def _connect(settings: Settings) -> Any:
+def _connect(settings: Settings) -> "JobSubmissionClient":
     """Return a client of the dashboard."""
     if not settings.jobs:
         raise UserError("RAY_ADDRESS must be http://host:8265 (of a cluster's dashboard), which takes jobs")
@@ -117,7 +120,7 @@ def _connect(settings: Settings) -> Any:
         return JobSubmissionClient(settings.jobs, headers=headers)
 
 
-def _submit(client: Any, name: str, words: list[str]) -> None:
+def _submit(client: "JobSubmissionClient", name: str, words: list[str]) -> None:
     os.environ["RAY_RUNTIME_ENV_IGNORE_GITIGNORE"] = "1"  # machine.yaml and .dvc/config.local are sent, too
     client.submit_job(
         entrypoint=f"PYTHONPATH=src:$PYTHONPATH exec python -m pipeline.job {shlex.join([name, *words])}",
@@ -132,7 +135,7 @@ def _submit(client: Any, name: str, words: list[str]) -> None:
     print(f"job {name} has been submitted", flush=True)
 
 
-def _follow(client: Any, url: str, name: str) -> Any:
+def _follow(client: "JobSubmissionClient", url: str, name: str) -> "JobDetails":
     """Print a job's log until the job ends, reconnecting after a lost connection, and return the job's details."""
     printed, answered = 0, time.monotonic()
 
@@ -160,17 +163,17 @@ def _follow(client: Any, url: str, name: str) -> Any:
         time.sleep(_RETRY_SECONDS)
 
 
-def _closed(job: Any, take: Take) -> int:
-    """Call ``take`` after a job has ended, and return the job's exit code."""
+def _closed(job: "JobDetails") -> int:
+    """Restore the results of a job that has ended from the DVC remote, and return the job's exit code."""
     has_succeeded = str(job.status) == "SUCCEEDED"
     if not has_succeeded:
         print(f"job {job.submission_id}: {job.status}: {_line(job.message)}", file=sys.stderr)
-    take()
+    dvc.take()
     return 0 if has_succeeded else job.driver_exit_code or 1
 
 
 @contextlib.contextmanager
-def _stopped_on_interrupt(client: Any, name: str) -> Iterator[None]:
+def _stopped_on_interrupt(client: "JobSubmissionClient", name: str) -> Iterator[None]:
     """Stop the job on SIGINT and SIGTERM; a shell without job control starts a process with SIGINT ignored."""
     interruptible()
     try:

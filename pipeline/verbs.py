@@ -73,7 +73,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
     """
     settings = Settings.read()
     if settings.jobs and settings.executor == "ray":
-        return job.send(settings, ["repro", "-j", str(jobs), *targets], dvc.take)
+        return job.send(settings, ["repro", "-j", str(jobs), *targets])
     params = _read(settings)
     preflight(settings)
     sources.write(params)

@@ -15,7 +15,7 @@ from bdl_pipe.public import PLACES
 from bdl_pipe.registry import METHODS
 from tests.end_to_end import forked
 from website import __main__ as site
-from website import api, badges, blocks, keys, method_pages, parameters, pictures, stored
+from website import api, blocks, keys, method_pages, parameters, pictures, readme, stored
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = ROOT / "docs"
@@ -114,9 +114,9 @@ def test_all_files_name_one_version_and_the_changelog_has_it() -> None:
 
 def test_badges_show_the_numbers_of_methods_and_stored_runs() -> None:
     assert method_pages.numbers("pretrained") == "No stored run has this method."
-    pages = badges.pages()
-    assert f">{len(METHODS)}<" in pages[badges.FOLDER / "methods.svg"]
-    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", pages[badges.FOLDER / "comparison.svg"])
+    pages = readme.badges()
+    assert f">{len(METHODS)}<" in pages[readme.FOLDER / "methods.svg"]
+    assert re.search(rf">{len(stored.runs())} runs, \d+ min on two cores<", pages[readme.FOLDER / "comparison.svg"])
 
 
 # ── links ────────────────────────────────────────────────────────────────────────────────────────────────────────────

@@ -93,7 +93,7 @@ def default_of(field: "dataclasses.Field[Any]") -> str:
     return f"`{in_yaml(config._plain(value))}`"
 
 
-def in_yaml(value: Any) -> str:
+def in_yaml(value: object) -> str:
     """Write a value as a line of ``params.yaml``."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]

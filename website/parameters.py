@@ -1,10 +1,14 @@
-"""The page ``docs/reference/params-keys.md``: every key of ``params.yaml`` that is not a method's own.
+"""The pages ``docs/reference/params-keys.md`` and ``docs/reference/command-line.md``.
 
-A method's own keys stand on the method's page. Sections that several methods share, such as ``optimiser``, stand here.
+The first has every key of ``params.yaml`` that is not a method's own, the second every verb of ``python -m pipeline``,
+from its parser. A method's own keys stand on the method's page; sections that several methods share, such as
+``optimiser``, stand here.
 """
 
 import inspect
 from typing import get_args, get_type_hints
+
+import click
 
 from bdl_pipe import config
 from bdl_pipe.data.catalog import CATALOG
@@ -13,6 +17,7 @@ from bdl_pipe.evaluation import EvaluateConfig
 from bdl_pipe.networks import NetworkConfig
 from bdl_pipe.registry import METHODS
 from bdl_pipe.sgmcmc.kernels import KernelConfig
+from pipeline import cli
 from pipeline.core.model import ReportConfig, RunSpec
 
 from .blocks import table
@@ -20,7 +25,8 @@ from .keys import anchor, keys, parts, plain
 
 
 def blocks() -> dict[str, str]:
-    """Return the blocks of the page by name."""
+    """Return the blocks of both pages by name."""
+    overview = [[f"[`{name}`](#{name})", command.get_short_help_str(150)] for name, command in _verbs()]
     return {
         "dataset": key_table(DatasetConfig),
         "sources": ", ".join(f"`{name}`" for name in sorted(CATALOG)),
@@ -30,6 +36,8 @@ def blocks() -> dict[str, str]:
         "networks": variants(NetworkConfig),
         "kernels": variants(KernelConfig),
         "sections": sections(),
+        "verbs": table(["verb", "what it does"], overview),
+        "options": "\n\n".join(_verb(*verb) for verb in _verbs()),
     }
 
 
@@ -75,3 +83,20 @@ def sections() -> str:
 def summary(section: type) -> str:
     """Return the first paragraph of a config's docstring."""
     return plain(inspect.cleandoc(section.__doc__ or "").partition("\n\n")[0])
+
+
+def _verbs() -> list[tuple[str, click.Command]]:
+    return list(cli.verbs.commands.items())
+
+
+def _verb(name: str, command: click.Command) -> str:
+    context = click.Context(command, info_name=name, parent=click.Context(cli.verbs, info_name=cli.PROGRAM))
+    usage = " ".join([cli.PROGRAM, name, *command.collect_usage_pieces(context)])
+    text = " ".join((command.help or "").split("\n\n")[0].split())
+    more = [" ".join(paragraph.split()) for paragraph in (command.help or "").split("\n\n")[1:]]
+    records = [p.get_help_record(context) for p in command.get_params(context) if isinstance(p, click.Option)]
+    rows = [
+        [f"`{record[0]}`", record[1].replace("|", "\\|")] for record in records if record and "--help" not in record[0]
+    ]
+    options = "\n\n" + table(["option", "meaning"], rows) if rows else ""
+    return "\n\n".join([f"## `{name}` {{#{name}}}", text, f"`{usage}`", *more]) + options

@@ -11,7 +11,7 @@ import io
 import sys
 import time
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import matplotlib
 import numpy as np
@@ -23,6 +23,7 @@ from bdl_pipe import METHODS, BayesianClassifier, BayesianRegressor
 
 matplotlib.use("Agg")
 from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
 
 OUT: Final = Path(__file__).parents[1] / "docs/methods/images"
 IMAGES_ALONE: Final = "coresets."  # the module of the methods that take only images
@@ -88,7 +89,7 @@ def draw(name: str, path: Path) -> None:
     Image.open(buffer).convert("RGB").quantize(96).save(path, optimize=True)
 
 
-def _regression(name: str, axis: Any) -> None:
+def _regression(name: str, axis: Axes) -> None:
     x, y = curve()
     model = BayesianRegressor(name).fit(x, y)
     grid = np.linspace(-2.2, 2.2, 300)[:, None]
@@ -101,7 +102,7 @@ def _regression(name: str, axis: Any) -> None:
     axis.set(xlim=(-2.2, 2.2), ylim=(-3, 3))
 
 
-def _moons(name: str, axis: Any) -> None:
+def _moons(name: str, axis: Axes) -> None:
     x, y = make_moons(200, noise=0.12, random_state=0)
     model = BayesianClassifier(name).fit(x, y)
     across, up = np.linspace(-3, 4, SIDE), np.linspace(-2.5, 3, SIDE)

@@ -52,7 +52,7 @@ def begun(place: Path) -> Mapping[str, Any]:
     return next(iter(_lines(place)), {})
 
 
-def _line(facts: Mapping[str, Any]) -> str:
+def _line(facts: Mapping[str, object]) -> str:
     return json.dumps(facts) + "\n"
 
 

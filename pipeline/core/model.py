@@ -160,7 +160,7 @@ class Params:
         return [*{(r.kind, r.key): r for runs in above for r in runs}.values(), run]
 
 
-def _modules(value: Any) -> set[str]:
+def _modules(value: object) -> set[str]:
     """Return the modules that define a config and the configs in it."""
     if not dataclasses.is_dataclass(value):
         return set()
@@ -168,9 +168,9 @@ def _modules(value: Any) -> set[str]:
     return {type(value).__module__}.union(*inside)
 
 
-def files_of(value: Any) -> list[Path]:
+def files_of(value: object) -> list[Path]:
     """Return the user's files that a config and the configs in it name."""
     if not dataclasses.is_dataclass(value):
         return []
-    own = value.files() if hasattr(value, "files") else []
-    return own + [path for field in dataclasses.fields(value) for path in files_of(getattr(value, field.name))]
+    named = value.files() if hasattr(value, "files") else []
+    return named + [path for field in dataclasses.fields(value) for path in files_of(getattr(value, field.name))]

@@ -39,7 +39,7 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
         return _apply(overlay, target)
 
 
-def add(name: str, path: Path, overlay: Mapping[str, Any], comments: list[str], target: Path = PARAMS) -> None:
+def add(name: str, path: Path, overlay: Mapping[str, object], comments: list[str], target: Path = PARAMS) -> None:
     """Write a new data set's overlay to the file ``path``, and merge it into ``target``.
 
     Raises:
@@ -80,7 +80,7 @@ def remove(name: str, target: Path = PARAMS) -> dict[str, int]:
     return counts
 
 
-def write(path: Path, overlay: Mapping[str, Any], comments: list[str]) -> None:
+def write(path: Path, overlay: Mapping[str, object], comments: list[str]) -> None:
     """Write an overlay file; ``comments`` at the top state the origin of its values."""
     head = "".join(f"# {part}\n" for line in comments for part in line.splitlines())
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,6 @@ import os
 import socket
 import subprocess
 from functools import cache
-from typing import Any
 
 
 @cache
@@ -33,7 +32,7 @@ def commit() -> str:
         return "unknown"
 
 
-def digest(facts: Any) -> str:
+def digest(facts: object) -> str:
     """Hash JSON-able facts, such as the content of a params file, to a short text."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 

@@ -7,8 +7,9 @@ import json
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
+from bdl_pipe import artifacts
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.method import Kind, Summary, fan_in
@@ -17,15 +18,8 @@ from . import places, provenance
 from .model import Run
 from .settings import Settings
 
-
-class Cost(Protocol):
-    """The cost of one fit, such as ``work.executor.Done``: seconds and peak bytes."""
-
-    @property
-    def seconds(self) -> float: ...
-    @property
-    def peak_bytes(self) -> int: ...
-
+if TYPE_CHECKING:
+    from bdl_pipe.checkpoints import Done  # it imports torch
 
 Above = Mapping[Kind, Mapping[str, Any]]  # stage kind -> record
 _BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
@@ -33,7 +27,7 @@ _BY_MEMBER: Final = ("seconds", "peak_bytes", "total_seconds")
 
 def write(
     run: Run,
-    done: Mapping[str, Cost],
+    done: Mapping[str, "Done"],
     settings: Settings,
     summary: Summary,
     above: Above,
@@ -110,6 +104,12 @@ def _made_from(run: Run, name: str, above: Above) -> dict[str, float]:
             used = f"{split}-{number}"
             seconds_by_fit |= above[kind]["made_from"][used] | {f"{kind}/{key}/{used}": seconds[used]}
     return seconds_by_fit
+
+
+def data_hash(dataset: str) -> str:
+    """Hash the rows that fits read, not those that only the evaluate stage reads; a dash if there are none yet."""
+    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
+    return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"
 
 
 def device_name(device: str) -> str:

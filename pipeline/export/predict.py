@@ -1,7 +1,7 @@
 """Predictions for new rows: ``python -m pipeline predict RUN --input FILE --output FILE.parquet``."""
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def predict(
     print(f"{output}: {len(inputs)} rows, {', '.join([*first, *predictions])}")
 
 
-def _write(path: Path, table: dict[str, Any]) -> None:
+def _write(path: Path, table: Mapping[str, object]) -> None:
     """Write the table as Parquet, completely or not at all."""
     import pyarrow as pa
     import pyarrow.parquet as pq

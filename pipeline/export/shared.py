@@ -3,7 +3,9 @@
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Final
 
+import jinja2
 import pyarrow.compute as pc
 
 from bdl_pipe import artifacts
@@ -14,6 +16,13 @@ from bdl_report import papers
 from bdl_report.columns import Column, figure
 
 from ..core import places
+
+TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.FileSystemLoader(Path(__file__).parent / "targets/templates"),
+    trim_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+)
 
 
 @contextmanager

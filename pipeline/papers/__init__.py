@@ -4,39 +4,43 @@
 ``work/paper/<paper>-<table>``. Tables that use the same fits share both. DVC is not used. Stages that are up to date
 are not run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and
 studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_report.papers.comparison` compares.
-``python -m pipeline paper all`` runs no stage: see :mod:`pipeline.papers.every`.
+``python -m pipeline paper all`` runs no stage and does not check whether results are up to date: it writes all pages
+with available scores, from the comparison or from stored CSV files; a page states the commit of its scores.
 """
 
+import json
 import subprocess
 import sys
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from shlex import quote
-from typing import Any, Final
+from typing import Final, TypeVar
 
 from bdl_pipe import config, scores
+from bdl_pipe.config import nearest
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.scores import RunScores
 from bdl_pipe.yaml_files import read_yaml
 from bdl_report import Grid, papers, show
 from bdl_report.columns import Cell
-from bdl_report.papers import PaperTable, choice, stored
+from bdl_report.papers import PaperTable, stored, survey
 from bdl_report.papers.comparison import Comparison, Ours, compare, runs_of
 from bdl_report.papers.pages import stem
 
 from .. import tracking
-from ..core import places, provenance
+from ..core import places, provenance, records
 from ..core.load import typed
 from ..core.model import Params
 from ..core.params_files import read_params
 from ..core.settings import Settings
 from ..plan.plan import matching, plan
 from ..run import pool
-from .facts import RESULTS, made
 
 PARAMS: Final = Path("params/paper")
+RESULTS: Final = Path("results")
 COMMANDS: Final = Path(__file__).parent / "commands.yaml"  # name of a table of costs or settings -> arguments of python
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -84,20 +88,22 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
             raise UserError(f"{table}: is made by python {command}; leave out {', '.join(options_of_ours)}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
-    known = papers.load(table)
-    request, settings = read(known, datasets, methods, splits), Settings.read()
+    paper_table = papers.load(table)
+    request, settings = read(paper_table, datasets, methods, splits), Settings.read()
     with places.rooted(request.root):
         _update(request, settings)
         why = pool.stale(plan(request.params))
         for dataset in request.datasets:
-            runs = runs_of(known, dataset, ours(request.params))
+            runs = runs_of(paper_table, dataset, ours(request.params))
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
-            comparison = compared(known, dataset, request.params, {run.key for run in done})
+            comparison = compared(paper_table, dataset, request.params, {run.key for run in done})
             show([grid(comparison)], Console(), in_report=False)
-            place = RESULTS / known.folder / f"{stem(known, dataset, 'protocol')}{request.suffix}.csv"
+            place = RESULTS / paper_table.folder / f"{stem(paper_table, dataset, 'protocol')}{request.suffix}.csv"
             for path in stored.write(place, comparison, _facts(request, dataset, done, settings)):
                 print(f"written: {path}")
-    if absent := [name for name in known.figures if known.names.datasets[name] not in request.params.datasets]:
+    if absent := [
+        name for name in paper_table.figures if paper_table.names.datasets[name] not in request.params.datasets
+    ]:
         print(f"of this table, not in {request.path}: {', '.join(absent)}")
     return 0
 
@@ -109,12 +115,8 @@ def ours(params: Params) -> list[Ours]:
 
 def compared(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> Comparison:
     """Compare the entries of ``runs`` with a table; only runs whose key is in ``evaluated`` have scores."""
-
-    def with_scores(run: Ours) -> Ours:
-        return replace(run, scores=RunScores(scores.read(places.artifact("evaluate", run.key) / "scores.parquet")))
-
     runs = runs_of(table, dataset, ours(params))
-    return compare(table, dataset, [with_scores(run) if run.key in evaluated else run for run in runs])
+    return compare(table, dataset, [_scored(run.key) if run.key in evaluated else run for run in runs])
 
 
 def grid(comparison: Comparison) -> Grid:
@@ -141,9 +143,58 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
         raise UserError(f"{path}: {error}") from None
     if splits:
         params = typed(config.merge(params.raw, {"datasets": {key: {"splits": splits} for key in params.datasets}}))
-    chosen = choice.datasets(table, params.datasets, datasets, path)
+    chosen = chosen_datasets(table, params.datasets, datasets, path)
     runs = [run for name in chosen for run in runs_of(table, name, ours(params))]
-    return Request(table, params, chosen, choice.methods(table, runs, methods, path), splits, path)
+    return Request(table, params, chosen, chosen_runs(table, runs, methods, path), splits, path)
+
+
+def chosen_datasets(table: PaperTable, there: Collection[str], names: str | None, path: Path) -> list[str]:
+    """List the paper's names of the data sets in ``names`` (by the paper's name or ours), or of all data sets.
+
+    Args:
+        there: our names of the data sets that the params file at ``path`` has.
+
+    Raises:
+        UserError: a name is empty or unknown, or its data set is not in the params file.
+    """
+    keys = {name: table.names.datasets[name] for name in table.figures}
+    by_name = {name: [name] if key in there else [] for name, key in keys.items()}
+    if names is None:
+        return [name for names in by_name.values() for name in names]
+    by_name |= {keys[name]: by_name[name] for name in keys}
+    return list(dict.fromkeys(_chosen("--dataset", names, by_name, path)))
+
+
+def chosen_runs(table: PaperTable, runs: Sequence[Ours], names: str | None, path: Path) -> list[Ours]:
+    """List the runs of the methods in ``names`` (by the paper's name or ours), or all runs.
+
+    Raises:
+        UserError: a name is empty or unknown, or its method has no run in the params file at ``path``.
+    """
+    if names is None:
+        return list(runs)
+    theirs = (name for figures in table.figures.values() for name in figures)
+    by_name = {name: [run for run in runs if run.stands_for(name, table)] for name in theirs}
+    for run in runs:
+        by_name.setdefault(run.method, []).append(run)
+    chosen = _chosen("--method", names, by_name, path)
+    return [run for run in runs if run in chosen]
+
+
+def _chosen(option: str, names: str, by_name: Mapping[str, Sequence[T]], path: Path) -> list[T]:
+    """List the objects that the names of an option choose, ignoring case."""
+    chosen = list[T]()
+    for wanted in (name.strip() for name in names.split(",")):
+        if not wanted:
+            raise UserError(f"{option}: must be names with a comma between, got {names!r}")
+        same = [values for name, values in by_name.items() if name.lower() == wanted.lower()]
+        if not same:
+            raise UserError(f"{option} {wanted}: is not in the table or in {path}{nearest(wanted, by_name)}")
+        if not any(same):
+            has = ", ".join(name for name, values in by_name.items() if values)
+            raise UserError(f"{option} {wanted}: has no run in {path} (it has: {has or 'none'})")
+        chosen += [value for values in same for value in values]
+    return chosen
 
 
 def _update(request: Request, settings: Settings) -> None:
@@ -166,7 +217,7 @@ def _update(request: Request, settings: Settings) -> None:
     print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
 
 
-def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, Any]:
+def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, object]:
     """Collect the provenance of a table's values."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
     return {
@@ -174,5 +225,74 @@ def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Setti
         "params": f"{request.path}, sha256 {provenance.digest(request.params.raw)}",
         "seed": request.params.seed,
         "threads of a task": settings.threads,
-        **made([run.key for run in runs], request.table.names.datasets[dataset]),
+        **_made([run.key for run in runs], request.table.names.datasets[dataset]),
     }
+
+
+def every(missing: bool) -> int:
+    """Write all pages with available scores or CSV files, or print the missing cells; return 0."""
+    if missing:
+        params_files = survey.sources(Path("params.yaml"), Path("params"), read_params)
+        print(*survey.report(survey.survey(RESULTS, params_files), _took()), sep="\n")
+        return 0
+    done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
+    runs = [_scored(path.stem) for path in sorted(done)]
+    for path, comparison in stored.of_default_run(runs):
+        if stored.poorer(RESULTS / path, comparison):
+            print(f"not changed, since the runs here fill fewer of its cells: {RESULTS / path}")
+        else:
+            stored.write(RESULTS / path, comparison, _page_facts(comparison))
+    print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
+    return 0
+
+
+def _scored(key: str) -> Ours:
+    """Return a run, as described by its stored scores."""
+    table = scores.read(places.artifact("evaluate", key) / "scores.parquet")
+    of = table.slice(0, 1).to_pylist()[0]
+    return Ours(key, of["dataset"], of["method"], of["setting"], RunScores(table))
+
+
+def _page_facts(comparison: Comparison) -> dict[str, object]:
+    """Collect the provenance of a page of the comparison from its records."""
+    keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
+    of = {key: json.loads(places.identity("evaluate", key).read_text(encoding="utf-8"))["params"] for key in keys}
+    return {
+        "command": "python -m pipeline paper all",
+        "runs": ", ".join(keys),
+        "params": f"params.yaml, sha256 of what these evaluations read of it {provenance.digest(of)}",
+        "seed": ", ".join(sorted({str(params["seed"]) for params in of.values()})),
+        **_made(keys, comparison.table.names.datasets[comparison.dataset]),
+    }
+
+
+def _took() -> dict[str, float]:
+    """Read the seconds of the fits of every run with a record, including upstream fits."""
+    fitted = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
+    return {key: sum(records.read("student", key)["total_seconds"].values()) for key in fitted}
+
+
+def _made(keys: Sequence[str], dataset: str) -> dict[str, object]:
+    """Collect facts from the records of runs. Equal results have equal facts, independent of the time of writing.
+
+    Args:
+        keys: the keys of the runs with scores.
+        dataset: the data set's name in params.yaml.
+    """
+    records_of = {key: records.read("student", key) for key in keys}
+    fits = {(key, seed): took for key, record in records_of.items() for seed, took in record.get("seconds", {}).items()}
+    for record in records_of.values():
+        for above in record.get("made_from", {}).values():
+            fits |= above
+    return {
+        "commit": _joined(record.get("commit") for record in records_of.values()),
+        "data sha256": records.data_hash(dataset),
+        "device": _joined(record.get("device") for record in records_of.values()),
+        "torch": _joined(record.get("versions", {}).get("torch") for record in records_of.values()),
+        "seconds of fitting": round(sum(fits.values()), 1),
+    }
+
+
+def _joined(values: Iterable[str | None]) -> str:
+    """Return the different values of a fact as a text."""
+    return ", ".join(sorted({"—" if value is None else value for value in values})) or "—"

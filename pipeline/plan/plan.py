@@ -48,7 +48,7 @@ class Stage:
     needs: frozenset[str]
     reads: tuple[Path, ...]
     makes: tuple[Path, ...]
-    params: Mapping[str, Any]
+    params: Mapping[str, object]
     digests: Mapping[str, str]
 
     @property
@@ -201,7 +201,7 @@ def reason(stage: Stage) -> str | None:
     return None
 
 
-def record(stage: Stage, made_from: Mapping[str, Any]) -> None:
+def record(stage: Stage, made_from: Mapping[str, object]) -> None:
     """Write the identity of a finished stage; ``made_from`` must have been collected before the work."""
     outputs = {str(path): _hash(path) for path in stage.makes}
     place = places.identity(stage.kind, stage.key)
@@ -217,10 +217,10 @@ def made_from(stage: Stage) -> dict[str, Any]:
     return json.loads(json.dumps(facts))
 
 
-def _difference(known: dict[str, Any], now: dict[str, Any]) -> str | None:
-    """Name the first key, digest or input that differs between ``known`` and ``now``; None if all are equal."""
+def _difference(stored: Mapping[str, Any], now: Mapping[str, Any]) -> str | None:
+    """Name the first key, digest or input that differs between ``stored`` and ``now``; None if all are equal."""
     for section, what in (("params", "the key"), ("sources", "the code or data"), ("inputs", "the input")):
-        before, after = known.get(section, {}), now[section]
+        before, after = stored.get(section, {}), now[section]
         for name in sorted({*before, *after}):
             if name not in before or name not in after or before[name] != after[name]:
                 return f"{what} {name} has changed"

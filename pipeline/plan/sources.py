@@ -5,6 +5,7 @@ run. So a change of a method's module makes only that method's stages out of dat
 """
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from bdl_pipe.data.catalog import Noise
 from bdl_pipe.data.config import ood_source, transfer_source
 from bdl_pipe.data.raw import Source
 from bdl_pipe.files import sha256, write_bytes
+from bdl_pipe.plugins import Registered
 from bdl_pipe.yaml_files import write_yaml
 
 from ..core import places, provenance
@@ -51,8 +53,7 @@ def digest(name: str, params: Params) -> str:
         return data_digest(kind, params)
     if rest:
         return {"fit": fit_digest, "evaluate": evaluate_digest, "decide": decide_digest}[kind](rest[0], params)
-    whole = {"scores": scores_digest, "report": report_digest}
-    return whole[kind](params) if kind in whole else code.digest(kind)
+    return stored_digest(kind, params) if kind in ("scores", "report") else code.digest(kind)
 
 
 def fit_digest(method: str, params: Params) -> str:
@@ -84,35 +85,33 @@ def evaluate_digest(method: str, params: Params) -> str:
     if params.plugins and asked:
         from bdl_pipe.evaluation import OOD_SCORES
 
-        more = tuple(sorted({*more, *(m for name in OOD_SCORES if (m := OOD_SCORES.module_of(name)))}))
+        more = tuple(sorted({*more, *_modules(OOD_SCORES, OOD_SCORES)}))
     return code.digest("evaluate", method, more)
 
 
-def scores_digest(params: Params) -> str:
-    """Hash the code of the metrics of stored predictions, and of the plugins that add such metrics or OOD scores."""
-    more = _plugins_metrics(stored=True) if params.plugins else set()
-    return code.digest("scores", None, tuple(sorted(more | _stored_scores())))
+def stored_digest(kind: str, params: Params) -> str:
+    """Hash the code of ``scores`` or ``report``, and of the plugins that add metrics or scores of stored rows.
 
-
-def report_digest(params: Params) -> str:
-    """Hash the code of the report, and of the plugins that add metrics or scores of stored rows."""
-    more = _plugins_metrics(stored=True) | _plugins_metrics(stored=False) if params.plugins else set()
-    return code.digest("report", None, tuple(sorted(more | _stored_scores())))
-
-
-def _stored_scores() -> set[str]:
-    """Return the modules of plugins that define scores of stored rows."""
+    The report also shows plugins' metrics of predictives.
+    """
     from bdl_pipe.metrics.ood import SCORES
 
-    return {module for name in SCORES if (module := SCORES.module_of(name))}
+    more = _plugins_metrics(stored=True) if params.plugins else set[str]()
+    if params.plugins and kind == "report":
+        more |= _plugins_metrics(stored=False)
+    return code.digest(kind, None, tuple(sorted(more | _modules(SCORES, SCORES))))
 
 
 def _plugins_metrics(*, stored: bool) -> set[str]:
     """Return the modules of plugins that define metrics of stored predictions, or of predictives."""
     from bdl_pipe.metrics import METRICS, StoredMetric
 
-    wanted = [name for name, metric in METRICS.items() if isinstance(metric, StoredMetric) == stored]
-    return {module for name in wanted if (module := METRICS.module_of(name))}
+    return _modules(METRICS, [name for name, metric in METRICS.items() if isinstance(metric, StoredMetric) == stored])
+
+
+def _modules(registered: Registered[Any], names: Iterable[str]) -> set[str]:
+    """Return the modules of plugins that define some registered objects."""
+    return {module for name in names if (module := registered.module_of(name))}
 
 
 def decide_digest(key: str, params: Params) -> str:

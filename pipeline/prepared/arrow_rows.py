@@ -36,7 +36,7 @@ def write(
     *,
     features: tuple[str, ...] = (),
     targets: tuple[str, ...] = ("label",),
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, object] | None = None,
 ) -> None:
     """Write rows to ``path``; ``features`` and ``targets`` name the columns of tables."""
     outputs = pa.array(examples.targets) if examples.targets.ndim == 1 else _tensor_array(examples.targets)

@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -40,8 +39,7 @@ from bdl_pipe.seeds import Seed
 from . import arrow_rows
 from .corrupted_sets import corrupt_one, corruption_jobs
 from .folders import CALIBRATION_FILE, SCHEMA_FILE, Job
-from .ood_sets import noise, test_rows, to_shape, without_classes
-from .transfer_sets import shared_rows
+from .other_sets import noise, shared_rows, test_rows, to_shape, without_classes
 
 FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndarray]]
 
@@ -50,8 +48,8 @@ FanOut = Callable[[Callable[[Job], np.ndarray], Sequence[Job]], Iterable[np.ndar
 class Facts:
     """The facts of the two folders, for their manifests: row counts and hashes of the raw rows."""
 
-    fit: dict[str, Any]
-    holdout: dict[str, Any]
+    fit: dict[str, object]
+    holdout: dict[str, object]
 
 
 def prepare(
@@ -75,11 +73,9 @@ def prepare(
         DataError: the rows are wrong.
         ConfigError: a key of ``datasets.<name>`` does not fit the rows.
     """
-    config, path, known = datasets[name], f"datasets.{name}", dict(datasets)
-    ood = [ood_source(o, known, f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
-    transfer = [
-        transfer_source(t, name, dict(datasets), f"{path}.transfer[{i}]") for i, t in enumerate(config.transfer)
-    ]
+    config, path, by_name = datasets[name], f"datasets.{name}", dict(datasets)
+    ood = [ood_source(o, by_name, f"{path}.ood[{i}]") for i, o in enumerate(config.ood)]
+    transfer = [transfer_source(t, name, by_name, f"{path}.transfer[{i}]") for i, t in enumerate(config.transfer)]
     raw, held_out = sources.load(config.source), None
     _check_fit(config, raw, path)
     if config.held_out:
@@ -149,7 +145,7 @@ def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Example
         yield split, (take(raw.train, train), take(raw.train, test))
 
 
-def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, Any]:
+def _write_fit(folder: Path, raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> dict[str, object]:
     rows_of_fit = fit_rows(raw, rows, config, rng)
     if rows_of_fit.calibration is not None:
         arrow_rows.write(folder / CALIBRATION_FILE, rows_of_fit.calibration, features=raw.features, targets=raw.targets)

@@ -39,6 +39,8 @@ def ensure(
             print(f"{stage.name}: is up to date", flush=True)
             return False
         made_from = plan.made_from(stage)
+        for path in stage.makes:  # a killed process may have left temporary files
+            places.sweep(path)
         settings = settings.of(stage.kind, params.method_of(stage.kind, stage.key))
         with closing(choose(settings, head, shipped())) as executor:
             # Only this stage kind's module is imported: preparing a data set needs no neural networks.

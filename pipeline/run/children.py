@@ -16,12 +16,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection
 from socket import socket
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from bdl_pipe import plugins
 from bdl_pipe.errors import UserError
 
 from ..core import signals, threads
+
+if TYPE_CHECKING:
+    import psutil
 
 PRELOAD: Final = ("pipeline.run.preload",)
 FAILED: Final = 2  # exit code of a stage that failed with an error in one line
@@ -39,7 +42,7 @@ class Child:
         last: the last lines that the process printed.
     """
 
-    def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[Any], *sockets: socket) -> None:
+    def __init__(self, name: str, function: Callable[..., int], arguments: Sequence[object], *sockets: socket) -> None:
         """Start ``function(*arguments, *sockets)``; its value is the exit code of the process."""
         threads.limit()
         context = multiprocessing.get_context("forkserver")
@@ -60,7 +63,7 @@ class Child:
         return time.monotonic() - self._began if self._seconds is None else self._seconds
 
     @property
-    def waitables(self) -> list[Any]:
+    def waitables(self) -> list[Connection | int]:
         """Return the handles for ``multiprocessing.connection.wait``: the output and the end of the process."""
         return [self._output, self._process.sentinel]
 
@@ -104,7 +107,7 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, signal.SIGINT)
 
-    def family(self) -> list[Any]:
+    def family(self) -> list["psutil.Process"]:
         """Return the process and its descendants, as ``psutil.Process``."""
         import psutil
 

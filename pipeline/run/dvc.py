@@ -14,7 +14,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
@@ -45,26 +45,26 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
     """
     if find_spec("dvc") is None:
         return None
-    known, left, graph = _recorded(), _md5(LOCK), _md5(_GRAPH)
-    changed = known.get(str(LOCK)) != left  # written since, by DVC or git, or truncated by a kill
-    if changed or known.get(str(_GRAPH)) != graph:
-        known = {}
+    recorded, lock, graph = _recorded(), _md5(LOCK), _md5(_GRAPH)
+    changed = recorded.get(str(LOCK)) != lock  # written since, by DVC or git, or truncated by a kill
+    if changed or recorded.get(str(_GRAPH)) != graph:
+        recorded = {}
     now = {name: _md5(places.identity(stages[name].kind, stages[name].key)) for name in fresh}
     now[_SOURCES] = _sources_hash()
-    names = [name for name in now if known.get(name) != now[name]]
+    names = [name for name in now if recorded.get(name) != now[name]]
     if not names:
         return None
     command = ("commit", "--force", *_targets(names, fresh, stages))
     problem = _dvc(*command)
-    if problem is not None and changed and left is not None:  # DVC refuses all commands if the file is truncated
+    if problem is not None and changed and lock is not None:  # DVC refuses all commands if the file is truncated
         places.STATE.mkdir(exist_ok=True)
         os.replace(LOCK, _BROKEN)
         print(f"DVC cannot read {LOCK} (moved to {_BROKEN}): writing it again from the results here", file=sys.stderr)
         problem = _dvc(*command)
     if problem is None:
         places.STATE.mkdir(exist_ok=True)
-        known |= {**now, str(LOCK): _md5(LOCK), str(_GRAPH): graph}
-        write_bytes(_RECORDED, json.dumps(known, indent=1, sort_keys=True).encode())
+        recorded |= {**now, str(LOCK): _md5(LOCK), str(_GRAPH): graph}
+        write_bytes(_RECORDED, json.dumps(recorded, indent=1, sort_keys=True).encode())
     return problem
 
 
@@ -125,7 +125,7 @@ def _only_ours() -> bool:
         return False
 
 
-def _recorded() -> dict[str, Any]:
+def _recorded() -> dict[str, str | None]:
     try:
         return dict(json.loads(_RECORDED.read_text(encoding="utf-8")))
     except (OSError, ValueError):

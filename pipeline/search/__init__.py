@@ -20,7 +20,6 @@ from typing import Any, Final
 from filelock import FileLock, Timeout
 from pyarrow import fs
 
-from bdl_pipe import artifacts
 from bdl_pipe.artifacts import State
 from bdl_pipe.config import nearest
 from bdl_pipe.data.fitdata import FitData
@@ -32,7 +31,7 @@ from bdl_pipe.metrics.table import always, stored_metrics
 from bdl_pipe.seeds import Seed
 
 from .. import tracking
-from ..core import places, provenance, signals, storage
+from ..core import places, provenance, records, signals, storage
 from ..core.model import Params, Run
 from ..core.settings import Settings
 from ..plan import sources
@@ -114,11 +113,6 @@ def load_data(branch: Branch, params: Params, settings: Settings) -> FitData:
     return data.on(settings.device)
 
 
-def data_hash(branch: Branch) -> str:
-    """Hash the prepared data's manifest."""
-    return artifacts.sha256(places.artifact("prepare", branch.dataset) / artifacts.MANIFEST)
-
-
 def make_upstream(branch: Branch, data: FitData, params: Params, settings: Settings) -> Upstream:
     """Fit the upstream runs to the training rows; finished fits are stored and reused by the next call."""
     executor, made = choose(settings), dict[tuple[str, str], list[State]]()
@@ -166,7 +160,7 @@ class Folder(storage.Folder):
         record: dict[str, Any] = json.loads(self.load(RECORD) or b"{}")
         return record
 
-    def write(self, **record: Any) -> None:
+    def write(self, **record: object) -> None:
         """Write the record completely or not at all."""
         if "://" not in self.address:
             Path(self.address).mkdir(parents=True, exist_ok=True)
@@ -208,13 +202,13 @@ class Session:
     folder: Folder
     settings: Settings
     parts: Mapping[str, Any]
-    tags: Mapping[str, Any]
+    tags: Mapping[str, object]
     metrics: tuple[str, ...]
 
 
 @contextmanager
 def opened(
-    name: str, branch: Branch, facts: Any, params: Params, settings: Settings, resume: bool
+    name: str, branch: Branch, facts: object, params: Params, settings: Settings, resume: bool
 ) -> Iterator[Session]:
     """Hold a search's lock, Ray and its tracked run within the block, and mark the search as finished at the end.
 
@@ -235,7 +229,7 @@ def opened(
     folder, lock = folder_of(verb, name, settings), places.STATE / verb / f"{name}.lock"
     with locked(lock, folder):
         data = load_data(branch, params, settings)
-        record = {"identity": provenance.digest([branch.facts(), facts, data_hash(branch)])}
+        record = {"identity": provenance.digest([branch.facts(), facts, records.data_hash(branch.dataset)])}
         parent = begin(folder, record["identity"], resume)
         tags = {"method": branch.method.name, "dataset": branch.dataset, "seed": branch.seed}
         with cluster.connected(settings, ships=shipped()):

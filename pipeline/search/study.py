@@ -31,7 +31,7 @@ from ..core.load import load, typed
 from ..core.model import Params
 from ..core.params_files import written_out
 from ..core.settings import Settings
-from . import branch_of, data_hash, opened, scores_of
+from . import branch_of, opened, scores_of
 from .trial import Branch, Ended
 
 RESULTS: Final = Path("results")
@@ -129,7 +129,7 @@ def plan(path: Path, settings: Settings) -> Study:
     return Study(branch, asked, path, params, metrics)
 
 
-def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, Any]:
+def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, object]:
     """Collect the provenance of the results."""
     import torch
 
@@ -138,7 +138,7 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
         "params": f"{study.path} on params.yaml, sha256 {provenance.digest(study.params.raw)}",
         "seed": study.branch.seed,
         "commit": provenance.commit(),
-        "data sha256": data_hash(study.branch)[:16],
+        "data sha256": records.data_hash(study.branch.dataset),
         "device": records.device_name(settings.device),
         "threads of a trial": settings.threads,
         "torch": torch.__version__,
@@ -147,7 +147,7 @@ def facts(study: Study, fits: Sequence[Ended], settings: Settings) -> dict[str, 
     }
 
 
-def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list[Path]:
+def write(study: Study, fits: Sequence[Ended], about: Mapping[str, object]) -> list[Path]:
     """Write the fits, then the figure, and last the page that shows it."""
     family, _, title = study.path.stem.partition("-")
     place = RESULTS / family / title
@@ -169,7 +169,7 @@ def write(study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> list
     return list(files)
 
 
-def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, Any]) -> str:
+def page(title: str, study: Study, fits: Sequence[Ended], about: Mapping[str, object]) -> str:
     """Return the figure, a table with a row for each point, and their provenance, as Markdown."""
     asked = study.config
     head, *rows = grids.rows(asked, fits, study.metrics)

@@ -167,17 +167,17 @@ def plan(
     """
     evaluation = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
     branch = branch_of(params, method, dataset, key, settings, evaluation, (metric,))
-    known = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
+    metrics = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
     require(
-        metric in known,
+        metric in metrics,
         "--metric",
-        f"must be a score of which higher or lower is better{nearest(metric, known)}",
+        f"must be a score of which higher or lower is better{nearest(metric, metrics)}",
         metric,
     )
     space, first = branch.method.search, branch.runs[0]
     if not space:
-        known = sorted({run.method.name for run in params.runs.values() if run.method.search})
-        raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(known) or 'none'})")
+        with_space = sorted({run.method.name for run in params.runs.values() if run.method.search})
+        raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(with_space) or 'none'})")
     if scheduler == PBT and first.stage.from_checkpoint is None:
         raise UserError(f"{method}: reports no scores during a fit, which pbt needs; use --scheduler asha")
     if scheduler == PBT and samples < LEAST:

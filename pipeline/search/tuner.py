@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
+from ray.tune.experiment import Trial
 from ray.tune.result import TIME_TOTAL_S, TRAINING_ITERATION
 from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
 from ray.tune.search.basic_variant import BasicVariantGenerator
@@ -38,7 +39,7 @@ class Lines(tune.Callback):
     count: int
     metrics: tuple[str, ...]
 
-    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+    def on_trial_complete(self, iteration: int, trials: list[Trial], trial: Trial, **info: object) -> None:
         ended, last = 1 + sum(other.is_finished() for other in trials if other is not trial), trial.last_result
         tried = [f"{k} {f'{rounded(v):g}' if isinstance(v, float) else v}" for k, v in trial.config.items()]
         at = "" if last.get(TIME) == MILESTONES else f", stopped at {last.get(TIME)}/{MILESTONES}"
@@ -159,7 +160,7 @@ class Halving(ASHAScheduler):
         super().__init__(**options)
         self._never = never
 
-    def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
+    def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision = super().on_trial_result(tune_controller, trial, result)
         return self.CONTINUE if any(same(trial.config, sample) for sample in self._never) else decision
 
@@ -167,11 +168,11 @@ class Halving(ASHAScheduler):
 class TrialRuns(MLflowLoggerCallback):
     """Ray's MLflow callback, with each trial as a child run of the search. A tracking error stops no trial."""
 
-    def __init__(self, metrics: tuple[str, ...], tags: Mapping[str, Any], params_at_end: bool) -> None:
+    def __init__(self, metrics: tuple[str, ...], tags: Mapping[str, object], params_at_end: bool) -> None:
         super().__init__(experiment_name=tracking.STAGES, tags=dict(tags), log_params_on_trial_end=params_at_end)
         self._metrics, self._has_failed = metrics, False
 
-    def _try(self, action: Callable[[], Any]) -> None:
+    def _try(self, action: Callable[[], object]) -> None:
         """Call ``action`` unless an earlier call has failed; the first failure is a warning."""
         if not self._has_failed:
             self._has_failed = tracking.tolerate(lambda: (action(), True)) is None
@@ -182,13 +183,13 @@ class TrialRuns(MLflowLoggerCallback):
         self.tags["process"] = provenance.process()
         self._try(lambda: super(TrialRuns, self).setup(*args, **options))
 
-    def log_trial_start(self, trial: Any) -> None:
+    def log_trial_start(self, trial: Trial) -> None:
         self._try(lambda: super(TrialRuns, self).log_trial_start(trial))
 
-    def log_trial_result(self, iteration: int, trial: Any, result: dict[str, Any]) -> None:
+    def log_trial_result(self, iteration: int, trial: Trial, result: dict[str, Any]) -> None:
         scores = {f"validation/{name}": score for name, score in chosen(self._metrics, result).items()}
         scores[TRAINING_ITERATION] = result[TRAINING_ITERATION]  # Ray's callback reads the step there.
         self._try(lambda: super(TrialRuns, self).log_trial_result(iteration, trial, scores))
 
-    def log_trial_end(self, trial: Any, failed: bool = False) -> None:
+    def log_trial_end(self, trial: Trial, failed: bool = False) -> None:
         self._try(lambda: super(TrialRuns, self).log_trial_end(trial, failed))

@@ -31,8 +31,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     tasks = [Task(f"{agent}-{seed}", (entry, key, agent, seed, params.seed)) for seed, agent in pairs]
     with Display(f"decide {key}", Curve("decide", key).metrics) as display:
         done = executor.map(play, tasks, shared={}, display=display, store=store)
-    places.sweep(place := places.artifact("decide", key))
-    with artifacts.publish(place, "decide", about=about) as folder:
+    with artifacts.publish(places.artifact("decide", key), "decide", about=about) as folder:
         pq.write_table(table(each.result for each in done), folder / "curves.parquet")
     return store
 

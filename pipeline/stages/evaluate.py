@@ -76,7 +76,6 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
             tables[name].append(table)
         if task.payload.corruption is None and record:
             tables["scores"].append(task.payload.scores(_fit_cost(record, task.payload)))
-    places.sweep(place)
     with artifacts.publish(place, "evaluate", about=about) as folder:
         for name, parts in tables.items():
             pq.write_table(
@@ -87,16 +86,16 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
 
 def answer(task: EvalTask, shared: Mapping[str, Any], report: Report) -> State:
     """Score one fit, and return tables as Arrow streams, each with the split and the seed."""
-    fitted, how, tables = _fitted(task, shared), (task.config, task.rng, task.device), dict[str, pa.Table]()
+    fitted, options, tables = _fitted(task, shared), (task.config, task.rng, task.device), dict[str, pa.Table]()
     if task.corruption is None:
         test, others = shared[f"test-{task.split}"], {name: shared[name] for name in ("ood", "transfer")}
         train = shared.get(f"train-{task.split}")
-        figures, clean = evaluation.score_all(fitted, test, *how, **others, train=train)
+        figures, clean = evaluation.score_all(fitted, test, *options, **others, train=train)
         tables = {name: scores.of_fit(table, task.split, task.seed) for name, table in clean.tables.items()}
     else:
         name, files = task.corruption, shared[f"corrupted-{task.corruption}"]
         opened = ((level, arrow_rows.loads(file, f"corrupted/{name}-{level}.arrow")) for level, file in files.items())
-        figures = evaluation.score_corrupted(fitted, name, ((level, rows.examples) for level, rows in opened), *how)
+        figures = evaluation.score_corrupted(fitted, name, ((level, rows.examples) for level, rows in opened), *options)
     tables["scores"] = task.scores(figures)
     return State({name: _stream(table) for name, table in tables.items()})
 

@@ -86,7 +86,7 @@ def make(payload: Fits, shared: Mapping[str, Any], report: Report) -> State:
     return artifacts.pack(states) if len(states) > 1 else states[0]
 
 
-def facts(run: Run, params: Params) -> dict[str, Any]:
+def facts(run: Run, params: Params) -> dict[str, object]:
     """Collect the settings of params.yaml that an artifact depends on; equal runs give equal values."""
     several = {kind: f"{kind}/{key}" for kind, key in run.sources.items()}
     return {
@@ -106,7 +106,7 @@ def inputs_of(run: Run) -> list[Path]:
     return [places.artifact("prepare", run.spec.dataset), *above]
 
 
-def identity(about: Mapping[str, Any], settings: Settings, inputs: Sequence[Path]) -> str:
+def identity(about: Mapping[str, object], settings: Settings, inputs: Sequence[Path]) -> str:
     """Hash all that a result's bits depend on: ``about`` (numbers, code), inputs, torch, device, threads, workers."""
     import torch
 
@@ -168,10 +168,9 @@ def _where(run: Run, tasks: Sequence[Task], shared: Mapping[str, Any], settings:
 
 
 def _publish(
-    place: Path, run: Run, about: Mapping[str, Any], seed: int, done: Mapping[str, Done], data: Sequence[FitData]
+    place: Path, run: Run, about: Mapping[str, object], seed: int, done: Mapping[str, Done], data: Sequence[FitData]
 ) -> None:
     """Write the artifact; a student's has recalibrations, learnt from calibration rows, one for each fit."""
-    places.sweep(place)
     with artifacts.publish(place, run.kind, about={**about, "run": run.key}) as folder:
         for name, made in done.items():
             artifacts.write_state(folder / name, made.result)

@@ -27,7 +27,6 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
         place = places.artifact(kind, name.partition("/")[2])
         artifacts.load(place, kind, verify=False)
         hashes[name] = artifacts.sha256(place / artifacts.MANIFEST)
-    place = places.artifact("inputs", key)
-    places.sweep(place)
-    with artifacts.publish(place, "inputs", about={"inputs": dict(params.inputs[key])}) as folder:
+    about = {"inputs": dict(params.inputs[key])}
+    with artifacts.publish(places.artifact("inputs", key), "inputs", about=about) as folder:
         artifacts.write_bytes(folder / "hashes.json", json.dumps(hashes, sort_keys=True, indent=1).encode())

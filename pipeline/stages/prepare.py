@@ -27,10 +27,8 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     """
     key = stage.key
     fit, holdout = places.artifact("prepare", key), places.artifact("holdout", key)
-    places.sweep(fit)
-    places.sweep(holdout)
     dataset = params.datasets[key]
-    about: dict[str, Any] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(dataset)}
+    about: dict[str, object] = {"dataset": key, "seed": params.seed, "config": config.to_mapping(dataset)}
     # all steps of an increment hold out the same validation rows, independent of their keys
     rng = Seed(params.seed).fold("prepare", key if dataset.increment is None else dataset.source.name)
     held, seen = {**about}, {**about}

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import bdl_report
-from bdl_pipe import artifacts, config
+from bdl_pipe import config
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.scores import average
 from bdl_report.choice import LONGER, ends
@@ -40,9 +40,9 @@ def run_info(run: Run, params: Params) -> bdl_report.RunInfo:
     Raises:
         ArtifactError: a record of the run or of an upstream run is damaged.
     """
-    coreset, own = run.sources.get("coreset"), records.read("student", run.key)
+    coreset, record_of_run = run.sources.get("coreset"), records.read("student", run.key)
     splits = params.datasets[run.spec.dataset].splits
-    warnings, chains = own.get("warnings", []), _chains(run.key, own, splits)
+    warnings, chains = record_of_run.get("warnings", []), _chains(run.key, record_of_run, splits)
     for kind, key in run.sources.items():
         record = records.read(kind, key)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
@@ -124,20 +124,14 @@ def _coreset(run: Run) -> bdl_report.CoresetInfo:
     return bdl_report.CoresetInfo(run.key, run.spec.dataset, run.method.name, place, ipc, seconds)
 
 
-def facts(params: Params, settings: Settings) -> dict[str, Any]:
+def facts(params: Params, settings: Settings) -> dict[str, object]:
     """Collect the provenance of the report."""
     fitted = sum(sum(records.read(run.kind, run.key).get("seconds", {}).values()) for run in params.runs.values())
     return {
         "commit": provenance.commit(),
         "seed": params.seed,
         "params sha256": provenance.digest(params.raw),
-        **{f"data sha256, {key}": _data_hash(key) for key in params.datasets},
+        **{f"data sha256, {key}": records.data_hash(key) for key in params.datasets},
         "device": records.device_name(settings.device),
         "seconds of fitting, all stages": round(fitted, 1),
     }
-
-
-def _data_hash(dataset: str) -> str:
-    """Hash the rows that fits read; only the evaluate stage reads the other rows."""
-    manifest = places.artifact("prepare", dataset) / artifacts.MANIFEST
-    return artifacts.sha256(manifest)[:16] if manifest.is_file() else "—"

@@ -40,7 +40,6 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     if (rows := evaluated / "unfamiliar.parquet").is_file():
         tables["ood"] = [ood.to_table(ood.result(stage.key, run.spec.dataset, dict(ood.read(rows))))]
     about = {"evaluate": artifacts.sha256(evaluated / artifacts.MANIFEST), "seed": params.seed}
-    places.sweep(place)
     with artifacts.publish(place, "scores", about=about) as folder:
         for name, parts in tables.items():
             pq.write_table(pa.concat_tables(parts), folder / f"{name}.parquet")

@@ -14,10 +14,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from ..core import provenance
 from . import store
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 _CONTENT: Final = "content"  # the tag with the hash of a run's content
 
@@ -63,7 +66,7 @@ def compare(build: Callable[[], Comparison]) -> str | None:
     return store.attempt(lambda client: publish(client, build()))
 
 
-def publish(client: Any, wanted: Comparison) -> str:
+def publish(client: "MlflowClient", wanted: Comparison) -> str:
     """Bring the comparison in a store up to date, and return the experiment's id."""
     experiment = store.experiment(client, store.COMPARISON)
     tags = {**store.KIND, store.NOTE: wanted.about(experiment)}
@@ -81,8 +84,8 @@ def publish(client: Any, wanted: Comparison) -> str:
             if not is_whole or missing.pop(identity, None) is None:
                 client.delete_run(entry.info.run_id)
         for run in missing.values():
-            own = {"project": project, "key": run.key, store.NOTE: run.about, _CONTENT: run.digest}
-            run_id, now = store.create(client, experiment, run.name, own), time.time()
+            tags_of_run = {"project": project, "key": run.key, store.NOTE: run.about, _CONTENT: run.digest}
+            run_id, now = store.create(client, experiment, run.name, tags_of_run), time.time()
             metrics = ((name, value, now, 0) for name, value in run.metrics.items())
             store.log(client, run_id, metrics, params=run.params)
             client.set_terminated(run_id)

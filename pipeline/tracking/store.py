@@ -11,13 +11,18 @@ import sqlite3
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from bdl_pipe.errors import UserError
 
 from ..core import provenance
 from ..core.settings import Settings
 from ..core.storage import hide
+
+if TYPE_CHECKING:
+    from filelock import BaseFileLock
+    from mlflow.entities import Run
+    from mlflow.tracking import MlflowClient
 
 STAGES: Final = "bdl-pipe stages"
 COMPARISON: Final = "bdl-pipe comparison"
@@ -55,14 +60,14 @@ def ending(end: Callable[[str], object]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def parent(name: str, tags: Mapping[str, Any], resumed: str | None = None) -> Iterator[str | None]:
+def parent(name: str, tags: Mapping[str, object], resumed: str | None = None) -> Iterator[str | None]:
     """Open the parent run of a search's trials, a new run or ``resumed``, within the block.
 
     Yields:
             The run's id; None if tracking is off or the store fails, which is one warning.
     """
 
-    def start(client: Any) -> str:
+    def start(client: "MlflowClient") -> str:
         if resumed is None:
             return create(client, experiment(client, STAGES), name, tags)
         client.set_tag(resumed, "process", provenance.process())
@@ -74,7 +79,7 @@ def parent(name: str, tags: Mapping[str, Any], resumed: str | None = None) -> It
         yield run_id
 
 
-def attempt(action: Callable[[Any], T]) -> T | None:
+def attempt(action: Callable[["MlflowClient"], T]) -> T | None:
     """Call ``action`` with the store's client and return its result; None if tracking is off or the store fails."""
     return tolerate(lambda: action(connect()))
 
@@ -102,7 +107,7 @@ def quieten() -> None:
         os.environ.setdefault(name, value)
 
 
-def connect() -> Any:
+def connect() -> "MlflowClient":
     """Return MLflow's client of the store; create the store if it does not exist."""
     quieten()
     for name in ("alembic", "mlflow.store.db.utils"):
@@ -119,7 +124,7 @@ def connect() -> Any:
     return client
 
 
-def lock() -> Any:
+def lock() -> "BaseFileLock":
     """Return the lock to hold from a lookup in the store until the missing entry is created."""
     from filelock import FileLock
 
@@ -127,7 +132,7 @@ def lock() -> Any:
     return FileLock(FOLDER / ".lock", timeout=60)
 
 
-def experiment(client: Any, name: str) -> str:
+def experiment(client: "MlflowClient", name: str) -> str:
     """Return the id of an experiment; create it if it does not exist.
 
     Raises:
@@ -150,7 +155,9 @@ def experiment(client: Any, name: str) -> str:
     return str(stored.experiment_id)
 
 
-def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], started: float | None = None) -> str:
+def create(
+    client: "MlflowClient", experiment: str, name: str, tags: Mapping[str, object], started: float | None = None
+) -> str:
     """Start a run, which the caller must end, and return its id.
 
     Args:
@@ -163,11 +170,11 @@ def create(client: Any, experiment: str, name: str, tags: Mapping[str, Any], sta
 
 
 def log(
-    client: Any,
+    client: "MlflowClient",
     run_id: str,
     metrics: Iterable[tuple[str, float, float, int]] = (),
     params: Mapping[str, str] | None = None,
-    tags: Mapping[str, Any] | None = None,
+    tags: Mapping[str, object] | None = None,
 ) -> None:
     """Write to a run, with the fewest requests that MLflow's limits allow.
 
@@ -184,19 +191,19 @@ def log(
         values, several, texts = values[800:], several[100:], texts[50:]
 
 
-def search(client: Any, experiment: str, query: str) -> list[Any]:
+def search(client: "MlflowClient", experiment: str, query: str) -> list["Run"]:
     """Return the runs of an experiment that match an MLflow query."""
     return list(client.search_runs([experiment], query, max_results=50_000))
 
 
-def end_dead(client: Any, experiment: str) -> None:
+def end_dead(client: "MlflowClient", experiment: str) -> None:
     """End runs whose process on this machine was killed."""
     for run in search(client, experiment, "attributes.status = 'RUNNING'"):
         if provenance.is_dead(run.data.tags.get("process", "")):
             client.set_terminated(run.info.run_id, "KILLED")
 
 
-def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+def flatten(params: Mapping[str, object], prefix: str = "") -> dict[str, str]:
     """Flatten nested sections to dotted keys and texts: ``{"a": {"b": 1}}`` to ``{"a.b": "1"}``."""
     flat: dict[str, str] = {}
     for key, value in params.items():
@@ -207,6 +214,6 @@ def flatten(params: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return flat
 
 
-def _texts(tags: Mapping[str, Any]) -> dict[str, str]:
+def _texts(tags: Mapping[str, object]) -> dict[str, str]:
     """Return tags as texts within MLflow's limits."""
     return {name: str(value)[:_LONG] for name, value in tags.items()}

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bdl_pipe import artifacts, config, scores
 from bdl_pipe.scores import RunScores
@@ -26,6 +26,9 @@ from ..plan import plan as plans
 from ..plan.plan import Plan, Stage
 from . import comparison, store
 from .comparison import Comparison
+
+if TYPE_CHECKING:
+    from mlflow.tracking import MlflowClient
 
 _TRACKED: Final = (*FIT_KINDS, "evaluate")
 _IDENTITY: Final = "identity"  # the tag with the hash of the identity file, which identifies a result
@@ -52,7 +55,9 @@ class StageRun:
         """Return the hash of the identity file, which is unique to a result."""
         return artifacts.sha256(self.identity)
 
-    def start(self, client: Any, experiment: str, params: Params, tags: Mapping[str, str], started: float) -> None:
+    def start(
+        self, client: "MlflowClient", experiment: str, params: Params, tags: Mapping[str, str], started: float
+    ) -> None:
         """Create the run, with its params and with tags for filtering."""
         stage = self.stage
         run = params.run("student" if stage.kind == "evaluate" else stage.kind, stage.key)
@@ -65,13 +70,13 @@ class StageRun:
         store.log(client, self.run_id, params=store.flatten(numbers))
         self.shown = started
 
-    def follow(self, client: Any) -> None:
+    def follow(self, client: "MlflowClient") -> None:
         """Write the points that the stage has measured since the last call."""
         points = curves.read(self.curve, self.shown)
         store.log(client, self.run_id, [(name, x, at.time, at.step) for at in points for name, x in at.metrics.items()])
         self.shown = max([self.shown, *(at.time for at in points)])
 
-    def end(self, client: Any, status: str, ended: float, lines: Sequence[str] = ()) -> None:
+    def end(self, client: "MlflowClient", status: str, ended: float, lines: Sequence[str] = ()) -> None:
         """Write the results, or the last lines of a failed stage, and end the run."""
         self.follow(client)
         if status == "FINISHED":

@@ -190,7 +190,7 @@ def connected(
             elif not shared:
                 options = {"address": "local", "include_dashboard": False, "_temp_dir": temporary}
                 options["object_store_memory"] = _STORE_BYTES
-            for left in reversed(range(1 if settings.address or shared else _STARTS)):
+            for attempts_left in reversed(range(1 if settings.address or shared else _STARTS)):
                 try:
                     ray.init(**options, log_to_driver=False, logging_level=logging.ERROR)
                     break
@@ -198,7 +198,7 @@ def connected(
                     rule = f"could not be sent our code: {hide(str(error))}"
                     raise UserError(f"Ray ({settings.address}) {rule}") from None
                 except Exception as error:  # a plain Exception if a busy machine takes longer than Ray's 30 seconds
-                    if not left:
+                    if not attempts_left:
                         where = settings.address or "inside this process"
                         raise UserError(f"Ray ({where}) did not start: {hide(first_line(error))}") from None
                     ray.shutdown()

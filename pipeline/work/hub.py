@@ -34,7 +34,7 @@ class Hub:
         self._reports: dict[str, tuple[str, int, int, dict[str, float]]] = {}
         self._nodes: dict[str, str] = {}
 
-    def stored(self, method: str, *arguments: Any) -> Any:
+    def stored(self, method: str, *arguments: object) -> Any:
         """Call a method of the stage's store."""
         return getattr(self._store, method)(*arguments)
 
@@ -136,7 +136,7 @@ class _WithPlugins:
         return plugins.opened, (plugins.loaded(), cloudpickle.dumps(self._value))
 
 
-def ask(method: Any, *arguments: Any) -> Any:
+def ask(method: Any, *arguments: object) -> Any:
     """Call a method of the hub from a worker. Ray repeats the call if the network fails.
 
     The driver must not use this function: if the head is gone, Ray would repeat the call forever.

@@ -66,5 +66,5 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
     return outcome
 
 
-def _send_nothing(*progress: Any) -> None:
+def _send_nothing(*progress: object) -> None:
     """Drop the progress of ranks other than 0."""

@@ -42,12 +42,12 @@ class Task(Protocol):
         ...
 
 
-TASKS: Final[Registered[type[Any]]] = Registered(
+TASKS: Final[Registered[type[Task]]] = Registered(
     "decision task", {**bandits.Configs, **active.Configs, **optimisation.Configs}
 )
 
 
-def register_task(task: type[Any]) -> None:
+def register_task(task: type[Task]) -> None:
     """Register a task under the name in its config.
 
     Raises:
@@ -60,7 +60,7 @@ def register_task(task: type[Any]) -> None:
     TASKS.add(name, task, task.__module__)
 
 
-def _task(value: Any, path: str) -> Any:
+def _task(value: object, path: str) -> Task:
     return config.variant(dict(TASKS.items()), value, path)
 
 

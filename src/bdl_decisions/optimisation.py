@@ -194,14 +194,16 @@ class TableOptimisation(Steps):
         low, high = rows.min(0), rows.max(0)
         grid = (rows - low) / np.where(high > low, high - low, 1.0)
         sign = -1.0 if self.goal == "minimise" else 1.0
-        known = {row.tobytes(): sign * float(value) for row, value in zip(grid, values[:, 0], strict=True)}
-        require(len(known) == len(grid), "source", "must not have equal inputs twice", f"{len(known)} of {len(grid)}")
+        value_of = {row.tobytes(): sign * float(value) for row, value in zip(grid, values[:, 0], strict=True)}
+        require(
+            len(value_of) == len(grid), "source", "must not have equal inputs twice", f"{len(value_of)} of {len(grid)}"
+        )
 
         def value(x: np.ndarray) -> np.ndarray:
-            return np.array([known[row.tobytes()] for row in np.ascontiguousarray(x)])
+            return np.array([value_of[row.tobytes()] for row in np.ascontiguousarray(x)])
 
         start = grid[rng.numpy().permutation(len(grid))[: self.start]]
-        return Search(value, start, max(known.values()), **self.sizes, rng=rng, grid=grid)
+        return Search(value, start, max(value_of.values()), **self.sizes, rng=rng, grid=grid)
 
 
 Configs: Final[Mapping[str, type]] = {"optimisation": Optimisation, "table_optimisation": TableOptimisation}

@@ -1,17 +1,17 @@
 """Rows of the catalogue's data sets, in the form for decisions."""
 
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 
-from bdl_pipe.data.raw import Raw
+from bdl_pipe.data.raw import Raw, Source
 from bdl_pipe.data.transform import Encoding
 
 _READ: Final[dict[str, Raw]] = {}
 
 
-def raw_of(source: Any) -> Raw:
+def raw_of(source: Source) -> Raw:
     """Read a data set, once in each process."""
     key = repr(source)  # a source with column kinds is not hashable
     if key not in _READ:
@@ -19,7 +19,7 @@ def raw_of(source: Any) -> Raw:
     return _READ[key]
 
 
-def inputs_of(source: Any) -> np.ndarray:
+def inputs_of(source: Source) -> np.ndarray:
     """Return the inputs of a data set's own training rows: images unchanged, a table's columns as numbers.
 
     Categories and gaps are encoded by the inputs of all rows, without the targets.
@@ -31,7 +31,7 @@ def inputs_of(source: Any) -> np.ndarray:
     return Encoding.fit(raw.columns, rows)(torch.from_numpy(rows)).numpy()
 
 
-def numbers_of(source: Any) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def numbers_of(source: Source) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     """Return a data set's standardised inputs float64 [row, column], labels and class names.
 
     A constant column becomes 0.

@@ -33,7 +33,7 @@ def build(
     runs: Sequence[RunInfo],
     out: Path,
     *,
-    provenance: Mapping[str, Any],
+    provenance: Mapping[str, object],
     dpi: int,
     decisions: Mapping[str, Path] | None = None,
 ) -> None:

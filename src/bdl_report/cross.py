@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bdl_pipe.metrics import written
 from bdl_pipe.registry import METHODS
@@ -89,7 +89,7 @@ def protocols(table: Table) -> dict[str, str]:
     protocol, named after the first method.
     """
     named = {run.method: run.method for run in table.runs if run.coreset is not None}
-    alike = dict[Any, list[str]]()
+    alike = dict[object, list[str]]()
     for name in named:
         if name in METHODS and len(METHODS[name].stages) > 1:
             student = METHODS[name].stages["student"]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import jinja2
 
@@ -30,7 +30,7 @@ from .tables import RunInfo, Table
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
 DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
-Data = Mapping[str, Any] | None
+Data = Mapping[str, object] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
     autoescape=jinja2.select_autoescape(),
@@ -88,7 +88,7 @@ def coresets_by_protocol(table: Table) -> Data:
 def severity(table: Table) -> Data:
     """Return the figures of mean scores over corruptions against severity, from 0 (clean) to 5."""
     levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
-    drawn = list[Mapping[str, Any]]()
+    drawn = list[Mapping[str, object]]()
     for metric in SHIFTED if levels else ():
         at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
         curves = []
@@ -146,7 +146,7 @@ def steps(table: Table) -> Data:
             groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
     experiments = []
     for number, lines in enumerate(groups.values()):
-        drawn, grids, first = list[Mapping[str, Any]](), list[Grid](), table.only(runs[0] for runs in lines.values())
+        drawn, grids, first = list[Mapping[str, object]](), list[Grid](), table.only(runs[0] for runs in lines.values())
         for metric in SHIFTED:
             scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
             counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
@@ -223,7 +223,7 @@ def index(table: Table) -> Data:
 
 def decisions(table: Table) -> Data:
     """Return the sentences, curves and table of each decision that has been played."""
-    parts = dict[str, Mapping[str, Any]]()
+    parts = dict[str, Mapping[str, object]]()
     for key, place in table.decisions.items():
         if (played := explore.read(place)) is not None:
             drawn = [inline(one, f"{key}-{number}") for number, one in enumerate(explore.drawn(played, key))]
@@ -241,7 +241,7 @@ PAGES: Final = (
 )
 
 
-def render(table: Table, provenance: Mapping[str, Any], dpi: int) -> dict[str, str]:
+def render(table: Table, provenance: Mapping[str, object], dpi: int) -> dict[str, str]:
     """Return the HTML of each page, by the name of its file.
 
     Args:
@@ -257,7 +257,7 @@ def markdown(grids: Sequence[Grid]) -> str:
     return _TEMPLATES.get_template("tables.md").render(grids=grids)
 
 
-def _rendered(sections: Sequence[Section], table: Table, **more: Any) -> list[tuple[Section, str]]:
+def _rendered(sections: Sequence[Section], table: Table, **more: object) -> list[tuple[Section, str]]:
     """Return the HTML of the sections that have data."""
     with_data = [(section, data) for section in sections if (data := section.data(table)) is not None]
     return [

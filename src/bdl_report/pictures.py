@@ -4,7 +4,6 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -82,7 +81,7 @@ def write(folder: Path, state: State, transform: Transform, classes: Sequence[st
     if white is not None:
         forward += "; flat = x of one image as a row, channel by channel; x = (flat - centre) matrix"
         inverse = f"flat = x inverse + centre; {inverse}, with flat as x"
-    about: dict[str, Any] = {"classes": list(classes), "forward": forward, "inverse": inverse}
+    about: dict[str, object] = {"classes": list(classes), "forward": forward, "inverse": inverse}
     about |= {"mean": transform.mean.tolist(), "std": transform.std.tolist(), "whitening": white is not None}
     (folder / "transform.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     raw, labels = tensors["raw"].float().numpy(), tensors["classes"].numpy()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, Final
+from typing import Final
 
 from bdl_pipe import drawing, figures
 from bdl_pipe.drawing import INK, LINE, MUTED, Drawing
@@ -30,7 +30,7 @@ COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"}
 """Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
 SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 Answer = tuple[list[str], list[Grid]]
-Drawn = list[Mapping[str, Any]]
+Drawn = list[Mapping[str, object]]
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Page:
     draw: Callable[[Table], Drawn]
 
 
-def answers(table: Table, question: Question) -> Mapping[str, Any]:
+def answers(table: Table, question: Question) -> Mapping[str, object]:
     """Return a page's contents for each data set that has scores for its question."""
     page, parts = PAGES[question], {}
     for dataset, whole in table.by_dataset().items():
@@ -95,7 +95,7 @@ def risk(table: Table) -> Drawn:
     return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
 
 
-def inline(figure: Drawing, name: str) -> Mapping[str, Any]:
+def inline(figure: Drawing, name: str) -> Mapping[str, object]:
     """Return a figure as an element of the page, in the page's colours, and its width."""
     return {"inline": figure.svg(name, COLOURS), "inches": figure.inches}
 

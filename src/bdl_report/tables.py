@@ -254,7 +254,7 @@ def write_comparison(table: Table, folder: Path) -> None:
     write_csv(folder / "comparison.csv", COLUMNS, (row.values() for row in rows.to_pylist()))
 
 
-def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[Any]]) -> None:
+def write_csv(path: Path, head: Sequence[str], rows: Iterable[Iterable[object]]) -> None:
     """Write a table as CSV: floats in their shortest form that reads back equal, None as an empty field."""
     with open(path, "w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows([head, *rows])

@@ -19,8 +19,7 @@ from bdl_pipe.data.sources.images import Npz
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders
-from pipeline.prepared.ood_sets import noise, to_shape
-from pipeline.prepared.transfer_sets import shared_rows
+from pipeline.prepared.other_sets import noise, shared_rows, to_shape
 from tests.case_files import cases_of, tupled
 from tests.preparing import bytes_of, loaded, prepare_at
 

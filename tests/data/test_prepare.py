@@ -21,7 +21,7 @@ from bdl_pipe.seeds import Seed
 from pipeline.prepared import folders
 from pipeline.prepared.corrupted_sets import corrupt_one, corruption_jobs
 from pipeline.prepared.folders import Job
-from pipeline.prepared.ood_sets import to_shape
+from pipeline.prepared.other_sets import to_shape
 from tests.preparing import bytes_of, dataset_of, loaded, prepare_at
 
 from . import archives as made

@@ -97,8 +97,16 @@ def head(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Head]:
         signal.signal(number, handler)
 
 
-def send(*words: str, taken: Callable[[], object] = lambda: None) -> int:
-    return job.send(SETTINGS, words or ["repro"], taken)
+@pytest.fixture(autouse=True)
+def taken(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Count the times that results are restored from the DVC remote, and restore none."""
+    times: list[int] = []
+    monkeypatch.setattr(job.dvc, "take", lambda: times.append(1))
+    return times
+
+
+def send(*words: str) -> int:
+    return job.send(SETTINGS, words or ["repro"])
 
 
 STATUS = "python -m pipeline status"
@@ -107,13 +115,18 @@ SENT = [(["repro", "-j", "2", "a b"], "python -m pipeline repro -j 2 'a b'"), ([
 
 @pytest.mark.parametrize(("words", "sent_as"), [*SENT, (STATUS.split(), STATUS)])
 def test_the_whole_command_is_sent_as_one_job_with_its_environment(
-    words: list[str], sent_as: str, head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    sent_as: str,
+    head: Head,
+    taken: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     for name, value in {"AWS_SECRET_ACCESS_KEY": SECRET, "BDL_REMOTE": "on", "HOME_OF": "x"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/home/me/.aws/credentials")
-    client, taken = head(["a line\n", DONE]), []
-    assert send(*words, taken=lambda: taken.append(1)) == 0
+    client = head(["a line\n", DONE])
+    assert send(*words) == 0
     (sent,) = client.submitted
     assert sent["entrypoint"].endswith(f"-m pipeline.job {sent['submission_id']} {sent_as}")
     environment = sent["runtime_env"]["env_vars"]
@@ -127,12 +140,12 @@ def test_the_whole_command_is_sent_as_one_job_with_its_environment(
 
 
 def test_the_results_of_a_failed_job_are_taken_and_its_exit_code_is_returned(
-    head: Head, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    head: Head, taken: list[int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    client, taken = head([Status("FAILED")], [Status("FAILED")]), []
+    client = head([Status("FAILED")], [Status("FAILED")])
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
     client.get_job_info = lambda name: Job(name, {}, Status("FAILED"), f"exit code 3 {SECRET}", 3)  # type: ignore[method-assign]
-    assert send(taken=lambda: taken.append(1)) == 3
+    assert send() == 3
     assert taken == [1]
     assert "FAILED: exit code 3 ***" in capsys.readouterr().err
 
@@ -190,7 +203,7 @@ client = types.SimpleNamespace(
     list_jobs=list, submit_job=dict, stop_job=lambda name: print("STOPPED", flush=True), tail_job_logs=tail
 )
 job._connect = lambda settings: client
-job.send(Settings(jobs="http://head:8265", remote=True), ["repro"], lambda: None)
+job.send(Settings(jobs="http://head:8265", remote=True), ["repro"])
 """
     (here / "sends.py").write_text(code)
     command = ["sh", "-c", f"{sys.executable} sends.py & wait $!"]
@@ -214,26 +227,28 @@ def test_a_running_job_of_a_command_is_followed_and_an_ended_job_is_replaced(hea
     assert len(client.submitted) == 2 and client.deleted == [name]
 
 
-def test_attach_finds_the_projects_running_job(head: Head, capsys: pytest.CaptureFixture[str]) -> None:
+def test_attach_finds_the_projects_running_job(
+    head: Head, taken: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
     client = head([DONE], [DONE], ["log\n", DONE])
     send("repro")
     send("status")
     running, ended = client.jobs.values()
     running.status, ended.start_time = RUNNING, 9
     client.jobs["other"] = Job("other", {"project": "another"})
-    taken: list[int] = []
-    assert job.attach(SETTINGS, lambda: taken.append(1)) == 0
+    taken.clear()
+    assert job.attach(SETTINGS) == 0
     assert taken == [1] and f"{running.submission_id}: python -m pipeline repro" in capsys.readouterr().out
     client.jobs = {"other": client.jobs["other"]}
     with pytest.raises(UserError, match="this project has no job there"):
-        job.attach(SETTINGS, lambda: None)
+        job.attach(SETTINGS)
 
 
 def test_a_job_that_cannot_be_sent_is_an_error_with_its_cause(head: Head, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UserError, match=r"^RAY_ADDRESS must be http://host:8265"):
-        job.send(Settings(remote=True), ["repro"], lambda: None)
+        job.send(Settings(remote=True), ["repro"])
     with pytest.raises(UserError, match=r"^BDL_REMOTE must be on: "):
-        job.send(Settings(jobs="http://head:8265"), ["repro"], lambda: None)
+        job.send(Settings(jobs="http://head:8265"), ["repro"])
     for error, message in (
         (ConnectionError("Failed to connect to Ray at address: http://head:8265."), r"\(Failed to connect .*\)$"),
         (RuntimeError("Version check returned 404. Jobs API is not supported\nmore"), r"Jobs API is not supported\)$"),
@@ -329,9 +344,9 @@ def test_dvc_repro_runs_as_a_job_and_its_results_are_pulled_at_home(
                 job.time.sleep(0.5)
             while True:  # the head's agent starts after its dashboard
                 with contextlib.suppress(UserError):
-                    assert job.send(settings, ["dvc", "repro"], lambda: None) == 0
+                    assert job.send(settings, ["dvc", "repro"]) == 0
                     break
-            assert job.attach(settings, lambda: None) == 0
+            assert job.attach(settings) == 0
         finally:
             if head.poll() is None:
                 for process in [*psutil.Process(head.pid).children(recursive=True), psutil.Process(head.pid)]:

@@ -35,7 +35,6 @@ from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
-from pipeline.stages import report
 from pipeline.work.executor import Done, Inline, Task
 from tests.pipeline import walk
 from tests.pipeline.fake_work import REGISTRY
@@ -319,5 +318,5 @@ def test_the_report_names_the_hash_of_the_rows_that_fits_read(here: Path) -> Non
     manifest = places.artifact("prepare", "rows") / artifacts.MANIFEST
     manifest.parent.mkdir(parents=True)
     manifest.write_bytes(b"the rows")
-    assert report._data_hash("rows") == hashlib.sha256(b"the rows").hexdigest()[:16]
-    assert report._data_hash("absent") == "—"
+    assert records.data_hash("rows") == hashlib.sha256(b"the rows").hexdigest()[:16]
+    assert records.data_hash("absent") == "—"

@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import jinja2
-
 from bdl_pipe import artifacts
 from bdl_pipe.config import nearest
 from bdl_pipe.coresets.shared.init import Coreset
@@ -22,15 +20,9 @@ from ...core import places, records
 from ...core.load import load
 from ...core.model import Params, Run
 from ...prepared.folders import load_fit
-from ..shared import scores_of, whole
+from ..shared import TEMPLATES, scores_of, whole
 
 SCORES: Final = ("accuracy", "nll", "ece")  # the columns of the card's scores
-_TEMPLATES: Final = jinja2.Environment(
-    loader=jinja2.FileSystemLoader(Path(__file__).with_name("templates")),
-    trim_blocks=True,
-    keep_trailing_newline=True,
-    undefined=jinja2.StrictUndefined,
-)
 
 
 def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
@@ -64,7 +56,7 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
         transform = json.loads((folder / "transform.json").read_text(encoding="utf-8"))
         _, channels, height, width = state.tensors["images"].shape
         shape = {"channels": channels, "height": height, "width": width, "outputs": data.outputs}
-        script = _TEMPLATES.get_template("train.py.jinja").render(**shape, whitened=transform["whitening"])
+        script = TEMPLATES.get_template("train.py.jinja").render(**shape, whitened=transform["whitening"])
         (folder / "train.py").write_text(script, encoding="utf-8")
         (folder / "README.md").write_text(card(params, run, artifact, split, seed, transform), encoding="utf-8")
     print(f"{target}: {len(state.tensors['images'])} images of {run.key}; see {target / 'README.md'} for their use")
@@ -89,7 +81,7 @@ def card(
     tensors, record, about = artifact.state(name).tensors, records.read("coreset", run.key), artifact.manifest["about"]
     source, labels = params.datasets[run.spec.dataset].source.name, tensors["labels"]
     rounded = {key: [f"{value:.6g}" for value in transform[key]] for key in ("mean", "std")}
-    return _TEMPLATES.get_template("README.md.jinja").render(
+    return TEMPLATES.get_template("README.md.jinja").render(
         run=run.key,
         about=about,
         source=source,
@@ -109,7 +101,7 @@ def card(
     )
 
 
-def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Iterator[dict[str, Any]]:
+def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Iterator[dict[str, object]]:
     """Yield the test scores of each run that was fitted to this coreset.
 
     Args:

@@ -8,12 +8,15 @@ import logging
 import warnings
 from importlib import metadata
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from bdl_pipe.registry import load_predictor
 
 from ... import tracking
 from ..shared import student_of, whole
+
+if TYPE_CHECKING:
+    from mlflow.models import ModelSignature
 
 _SCRIPT: Final = Path(__file__).parents[1] / "serving.py"
 _NEEDS: Final = ("torch", "numpy", "pandas", "safetensors", "jaxtyping", "gpytorch", "mlflow", "pyarrow")
@@ -45,7 +48,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
     print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")
 
 
-def _signature(schema: dict[str, Any]) -> Any:
+def _signature(schema: dict[str, Any]) -> "ModelSignature | None":
     """Return the signature of the fitted columns; None for images, since MLflow would cast 0.9 to 0."""
     from mlflow.models import ModelSignature
     from mlflow.types import ColSpec, Schema

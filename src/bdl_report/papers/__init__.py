@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from bdl_pipe import config
 from bdl_pipe.config import nearest
@@ -236,7 +236,7 @@ def load(name: str, folder: Path = HERE) -> PaperTable:
 
 def _check(row: Mapping[str, str], names: Names, path: str) -> None:
     metric, _, where = row["metric"].partition(":")
-    names_of: tuple[tuple[str, Mapping[str, Any]], ...] = (
+    names_of: tuple[tuple[str, Mapping[str, object]], ...] = (
         (row["dataset"], names.datasets),
         (row["method"], names.methods),
         (metric, names.metrics),

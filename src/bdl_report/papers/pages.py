@@ -5,7 +5,7 @@ If another data set replaces the paper's, values need not be equal, and the page
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from . import CORRUPTED, PaperTable
 from .comparison import Comparison, Kind
@@ -56,11 +56,11 @@ def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
 def counted(comparison: Comparison) -> Cells:
     """Count the cells of a comparison; if a method has several runs, the first run with scores counts."""
     cells = comparison.cells.values()
-    made = [pair for pair in cells if pair.ours]
+    with_ours = [pair for pair in cells if pair.ours]
     if comparison.stand_in:
-        return Cells(len(cells), 0, 0, 0, len(made))
-    far = sum(pair.far for pair in made)
-    return Cells(len(cells), len(made), sum(pair.z is not None for pair in made) - far, far, 0)
+        return Cells(len(cells), 0, 0, 0, len(with_ours))
+    far = sum(pair.far for pair in with_ours)
+    return Cells(len(cells), len(with_ours), sum(pair.z is not None for pair in with_ours) - far, far, 0)
 
 
 def orders(comparison: Comparison) -> dict[tuple[str, str], Order]:
@@ -72,7 +72,7 @@ def orders(comparison: Comparison) -> dict[tuple[str, str], Order]:
     return {key: order for key, cells in groups.items() if (order := compared(cells)).pairs}
 
 
-def markdown(comparison: Comparison, facts: Mapping[str, Any]) -> str:
+def markdown(comparison: Comparison, facts: Mapping[str, object]) -> str:
     """Return the page of a comparison, with ``facts`` on the figures' origin at the end: name -> value."""
     table, stand_in = comparison.table, comparison.stand_in
     rows = [comparison.head, [":---", *["---:"] * (len(comparison.head) - 1)], *comparison.rows]

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from bdl_pipe.files import write_bytes
 
@@ -19,7 +18,7 @@ def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
             yield path, read(load(str(table)), path.read_text(encoding="utf-8"))
 
 
-def write(path: Path, comparison: Comparison, facts: Mapping[str, Any]) -> list[Path]:
+def write(path: Path, comparison: Comparison, facts: Mapping[str, object]) -> list[Path]:
     """Write a comparison as Markdown and as CSV, and return the two files.
 
     Args:
