@@ -23,11 +23,11 @@ from torch import Tensor
 from .. import networks
 from ..data.fitdata import FitData
 from ..data.size import CONVNET
-from ..errors import require
+from ..errors import require_positive
 from ..method import Method
 from ..seeds import Seed
 from .protocols.network import ridge_head
-from .shared.descent import POOLED, distilled_stage
+from .shared.descent import POOLED, RATES, distilled_stage
 from .shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate, label_margin
 from .shared.trunk import features
 
@@ -49,8 +49,7 @@ class FrepoConfig:
     coreset: DistilConfig
 
     def __post_init__(self) -> None:
-        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
-        require(self.ridge > 0, "ridge", "must be > 0", self.ridge)
+        require_positive(self, "ipc", "ridge")
 
 
 def ridge_loss(
@@ -93,21 +92,11 @@ FREPO = Method(
     config=FrepoConfig,
     tasks=("classification",),
     stages={"coreset": distilled_stage("frepo", _RidgeLoss.of_fit, "coreset")},
-    search={
-        "coreset.lr": (1e-3, 1e-1, "log"),
-        "coreset.label_lr": (1e-3, 1.0, "log"),
-        "coreset.pool.steps": (10, 300, "integer"),
-    },
+    search={**RATES, "coreset.pool.steps": (10, 300, "integer")},
     settings={
         "ipc": 10,
         "network": CONVNET,
         "ridge": 1e-6,
-        "coreset": {
-            "steps": 400,
-            "batch": 256,
-            "lr": 0.02,
-            "label_lr": 0.1,
-            **POOLED,
-        },
+        "coreset": {"steps": 400, "batch": 256, "lr": 0.02, "label_lr": 0.1, **POOLED},
     },
 )

@@ -10,13 +10,13 @@ from .. import networks
 from ..artifacts import State
 from ..config import to_mapping
 from ..data.fitdata import FitData
-from ..errors import require
+from ..errors import require_positive
 from ..method import Default, Inputs, Method, StageSpec, Upstream
 from ..progress import Report
 from ..seeds import Seed
 from .shared.descent import with_earlier
 from .shared.init import balanced
-from .vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, default, fit_student
+from .vbpc.posterior import PRECISIONS, SETTINGS, STUDENT_LR, HeadConfig, StudentConfig, default, fit_student
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,7 @@ class RandomCoresetConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
-        require(self.label_scale > 0, "label_scale", "must be > 0", self.label_scale)
+        require_positive(self, "ipc", "label_scale")
 
 
 def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: Seed, report: Report) -> State:
@@ -56,12 +55,7 @@ RANDOM_CORESET = Method(
         "coreset": StageSpec(select, needs={"coreset": "earlier"}, in_driver=True),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
-    search={
-        "rho": (0.1, 1000.0, "log"),
-        "gamma": (1.0, 10000.0, "log"),
-        "label_scale": (0.1, 100.0, "log"),
-        "student.lr": (1e-5, 1e-2, "log"),
-    },
+    search={**PRECISIONS, "label_scale": (0.1, 100.0, "log"), **STUDENT_LR},
     settings={**SETTINGS, "rho": 30.0, "label_scale": 8.0},
     default=Default(0.2, "random_coreset", default, suits=lambda size: size.image is not None),
     upstream={"random_coreset": Upstream("coreset", 1, 0.2, default)},

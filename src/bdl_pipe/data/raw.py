@@ -129,15 +129,6 @@ def encode_labels(values: np.ndarray, origin: str, column: str) -> tuple[np.ndar
     return codes.astype(np.int64).reshape(-1), tuple(str(n) for n in names)
 
 
-def check_finite(values: np.ndarray, origin: str, columns: tuple[str, ...]) -> None:
-    """Raise DataError naming the first column and row (counted from 1) with NaN or inf; values [n, column]."""
-    bad = ~np.isfinite(values)
-    if bad.any():
-        column, row = (int(i) for i in np.argwhere(bad.T)[0])
-        got = f"{values[row, column]:g}"
-        raise DataError(f"{origin}: column {short(columns[column])} must be finite, got {got} in row {row + 1}")
-
-
 def relabel(examples: Examples, names: Any, classes: tuple[str, ...], origin: str) -> Examples:
     """Replace the targets of ``examples``, which are indices of ``names``, by indices of ``classes``.
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from .. import metrics
 from ..config import LATER
 from ..data.transform import Transform
-from ..errors import require
+from ..errors import require, require_positive
 from ..joint_predictive import GaussianFunctions
 from ..metrics.registered import BEFORE
 from ..metrics.regression import LEVEL
@@ -45,8 +45,7 @@ class EvaluateConfig:
     joint_groups: int = field(default=0, metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.calibration_bins > 0, "calibration_bins", "must be > 0", self.calibration_bins)
-        require(self.batch > 0, "batch", "must be > 0", self.batch)
+        require_positive(self, "calibration_bins", "batch")
         require(self.joint_pairs >= 0, "joint_pairs", "must be >= 0", self.joint_pairs)
         rule = f"must be in [0, {self.joint_pairs}], at most joint_pairs"
         require(0 <= self.joint_groups <= self.joint_pairs, "joint_groups", rule, self.joint_groups)

@@ -35,17 +35,17 @@ _BEYOND: Final = 5
 LEVEL: Final = 0.9
 _STEP: Final = 0.02  # step of the level that measures how fast sets grow with it
 Score = Callable[[np.ndarray, np.ndarray], np.ndarray]  # (probs [row, class], u [row]) -> scores [row, class]
-Ends = tuple[Float[np.ndarray, " row"], Float[np.ndarray, " row"]]  # of the interval of each row
+Rows = Float[np.ndarray, " row"]
+Classes = Float[np.ndarray, "row class"]
+Ends = tuple[Rows, Rows]  # of the interval of each row
 
 
-def lac(probs: Float[np.ndarray, "row class"]) -> Float[np.ndarray, "row class"]:
+def lac(probs: Classes) -> Classes:
     """Return 1 − p of each class."""
     return 1 - np.asarray(probs, np.float64)
 
 
-def aps(
-    probs: Float[np.ndarray, "row class"], uniform: Float[np.ndarray, " row"] | float
-) -> Float[np.ndarray, "row class"]:
+def aps(probs: Classes, uniform: Rows | float) -> Classes:
     """Return the probability of all likelier classes + u p of each class.
 
     Args:
@@ -55,12 +55,7 @@ def aps(
     return raps(probs, uniform, weight=0.0)
 
 
-def raps(
-    probs: Float[np.ndarray, "row class"],
-    uniform: Float[np.ndarray, " row"] | float,
-    weight: float = _WEIGHT,
-    beyond: int = _BEYOND,
-) -> Float[np.ndarray, "row class"]:
+def raps(probs: Classes, uniform: Rows | float, weight: float = _WEIGHT, beyond: int = _BEYOND) -> Classes:
     """Return APS's score + ``weight`` · max(0, rank − ``beyond``) of each class; the likeliest class has the rank 1.
 
     If two classes are equally likely, the first counts as likelier.
@@ -81,36 +76,12 @@ def raps(
     return scores
 
 
-def class_sets(
-    scores: Float[np.ndarray, "row class"],
-    calibration: Float[np.ndarray, "n class"],
-    labels: Int[np.ndarray, " n"],
-    level: float,
-) -> Bool[np.ndarray, "row class"]:
-    """Return which classes are in the conformal set of each row.
-
-    Args:
-        scores: the scores of the rows, from the function that scored the calibration rows.
-        calibration: the scores of the calibration rows.
-        labels: the labels of the calibration rows.
-    """
-    return scores <= threshold(calibration[np.arange(len(labels)), labels], level)
-
-
-def cqr(
-    low: Float[np.ndarray, " n"], high: Float[np.ndarray, " n"], targets: Float[np.ndarray, " n"], level: float
-) -> float:
+def cqr(low: Rows, high: Rows, targets: Rows, level: float) -> float:
     """Return by how much both ends of an interval move outwards, from the quantiles and targets of calibration rows."""
     return threshold(np.maximum(low - targets, targets - high), level)
 
 
-def widening(
-    low: Float[np.ndarray, " n"],
-    centre: Float[np.ndarray, " n"],
-    high: Float[np.ndarray, " n"],
-    targets: Float[np.ndarray, " n"],
-    level: float,
-) -> float:
+def widening(low: Rows, centre: Rows, high: Rows, targets: Rows, level: float) -> float:
     """Return the factor of both arms, centre − low and high − centre, with which an interval holds new targets.
 
     Args:
@@ -134,8 +105,16 @@ def halves(rows: int, rng: Seed) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     yield second, first
 
 
+def _from_other_half(rows: int, rng: Seed, of_half: Callable[[np.ndarray], float]) -> Rows:
+    """Return for each row the value that ``of_half`` has for the indices of the other half's rows."""
+    values = np.empty(rows)
+    for half, other in halves(rows, rng):
+        values[other] = of_half(half)
+    return values
+
+
 def sets_by_halves(
-    score: Score, probs: Float[np.ndarray, "row class"], labels: Int[np.ndarray, " row"], level: float, rng: Seed
+    score: Score, probs: Classes, labels: Int[np.ndarray, " row"], level: float, rng: Seed
 ) -> Bool[np.ndarray, "row class"]:
     """Return which classes are in the conformal set of each row, from the rows of the other half.
 
@@ -143,42 +122,27 @@ def sets_by_halves(
         score: a function such as :func:`aps`; it gets u of each row, drawn at the address ``rng``.
     """
     scores = score(probs, rng.fold("uniform").numpy().random(len(probs)))
-    members = np.empty(scores.shape, bool)
-    for half, other in halves(len(probs), rng):
-        members[other] = class_sets(scores[other], scores[half], labels[half], level)
-    return members
+    of_label = scores[np.arange(len(labels)), labels]
+    return scores <= _from_other_half(len(probs), rng, lambda half: threshold(of_label[half], level))[:, None]
 
 
-def widened_by_halves(
-    low: Float[np.ndarray, " row"],
-    centre: Float[np.ndarray, " row"],
-    high: Float[np.ndarray, " row"],
-    targets: Float[np.ndarray, " row"],
-    level: float,
-    rng: Seed,
-) -> Ends:
+def widened_by_halves(low: Rows, centre: Rows, high: Rows, targets: Rows, level: float, rng: Seed) -> Ends:
     """Widen or narrow intervals by the factor (:func:`widening`) with which they hold the targets of the other half.
 
     The mean width is sharpness at equal coverage: a posterior gains nothing from intervals that hold too few targets.
     The ends are infinite where a half has too few rows for the level.
     """
-    factor = np.empty(len(targets))
-    for half, other in halves(len(targets), rng):
-        factor[other] = widening(low[half], centre[half], high[half], targets[half], level)
+
+    def of_half(half: np.ndarray) -> float:
+        return widening(low[half], centre[half], high[half], targets[half], level)
+
+    factor = _from_other_half(len(targets), rng, of_half)
     return centre - factor * (centre - low), centre + factor * (high - centre)
 
 
-def moved_by_halves(
-    low: Float[np.ndarray, " row"],
-    high: Float[np.ndarray, " row"],
-    targets: Float[np.ndarray, " row"],
-    level: float,
-    rng: Seed,
-) -> Ends:
+def moved_by_halves(low: Rows, high: Rows, targets: Rows, level: float, rng: Seed) -> Ends:
     """Move both ends of intervals outwards by one distance for all rows of a half, by :func:`cqr`."""
-    outwards = np.empty(len(targets))
-    for half, other in halves(len(targets), rng):
-        outwards[other] = cqr(low[half], high[half], targets[half], level)
+    outwards = _from_other_half(len(targets), rng, lambda half: cqr(low[half], high[half], targets[half], level))
     return low - outwards, high + outwards
 
 

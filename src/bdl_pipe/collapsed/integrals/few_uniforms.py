@@ -25,7 +25,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .layout import blocks, broadcast, check, checked_batch, flat, flat_last, wide, widest
+from .layout import Values, Widths, blocks, broadcast, check, checked_batch, flat, flat_last, wide, widest
 from .piecewise import Piecewise
 from .softmax import softmax_one
 from .spline import NEGLIGIBLE, Box, horner, one_sided, smooth
@@ -39,15 +39,15 @@ SLACK: Final = 1e-12  # a multiple of the relative rounding error of a box's end
 
 
 def triangular_density(
-    y: Float[Tensor, "*#batch"],
-    centre: Float[Tensor, "*#batch"],
-    half_widths: Float[Tensor, "*#batch d"],
-    radius: float | Float[Tensor, "*#batch"],
+    y: Values, centre: Values, half_widths: Widths, radius: float | Values
 ) -> Float[Tensor, "*batch"]:
     """Return E[tri(y − c − Σ_i h_iU_i)], tri the symmetric triangular density on [−radius, radius].
 
     It is the density of c + ΣhU + T at y, T triangular: exactly 0 beyond |y − c| = Σh + radius, never negative, and
     integrates to one.
+
+    Args:
+        y, centre, radius: [*batch]; these and the half-widths [*batch, d] broadcast.
 
     Raises:
         DataError: a value is not finite, a half-width is negative, there are more than ``MOST`` half-widths, or a
@@ -57,10 +57,7 @@ def triangular_density(
 
 
 def log_triangular_density(
-    y: Float[Tensor, "*#batch"],
-    centre: Float[Tensor, "*#batch"],
-    half_widths: Float[Tensor, "*#batch d"],
-    radius: float | Float[Tensor, "*#batch"],
+    y: Values, centre: Values, half_widths: Widths, radius: float | Values
 ) -> Float[Tensor, "*batch"]:
     """Return the log of :func:`triangular_density`: −∞ outside of the support, with a gradient of zero there.
 
@@ -71,12 +68,7 @@ def log_triangular_density(
     return log.to(widest(y, centre, half_widths))
 
 
-def triangular_cdf(
-    y: Float[Tensor, "*#batch"],
-    centre: Float[Tensor, "*#batch"],
-    half_widths: Float[Tensor, "*#batch d"],
-    radius: float | Float[Tensor, "*#batch"],
-) -> Float[Tensor, "*batch"]:
+def triangular_cdf(y: Values, centre: Values, half_widths: Widths, radius: float | Values) -> Float[Tensor, "*batch"]:
     """Return P(c + Σ_i h_iU_i + T ≤ y), T triangular on [−radius, radius]: a step under d + 2 uniforms.
 
     Raises:
@@ -89,9 +81,7 @@ def triangular_cdf(
     return expect(step, wide(y) - wide(centre), widths).to(widest(y, centre, half_widths))
 
 
-def expect(
-    piecewise: Piecewise, centre: Float[Tensor, "*#batch"], half_widths: Float[Tensor, "*#batch d"]
-) -> Float[Tensor, "*batch"]:
+def expect(piecewise: Piecewise, centre: Values, half_widths: Widths) -> Float[Tensor, "*batch"]:
     """Return E[g(c + Σ_i h_iU_i)].
 
     The integrals of the pieces are added. If g has both signs, the rounding error is therefore relative to E|g|. Near

@@ -6,9 +6,13 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ...errors import DataError
+
+Values = Float[Tensor, "*#batch"]  # these and the half-widths broadcast
+Widths = Float[Tensor, "*#batch d"]
 
 
 def wide(values: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .layout import blocks, checked_batch, flat, flat_last, widest
+from .layout import Values, Widths, blocks, checked_batch, flat, flat_last, widest
 from .tilted import CUMULANTS, LOG_ERROR, log_convolution
 
 __all__ = ["cdf", "log_density"]
@@ -36,12 +36,7 @@ NODES: Final = 1 << 16  # corners at a time
 
 
 @torch.no_grad()
-def log_density(
-    y: Float[Tensor, "*#batch"],
-    centre: Float[Tensor, "*#batch"],
-    half_widths: Float[Tensor, "*#batch d"],
-    radius: float | Float[Tensor, "*#batch"],
-) -> Float[Tensor, "*batch"]:
+def log_density(y: Values, centre: Values, half_widths: Widths, radius: float | Values) -> Float[Tensor, "*batch"]:
     """Return log E[tri(y − c − Σ_i h_iU_i)], −∞ off the support.
 
     tri is the symmetric triangular density on [−radius, radius].
@@ -56,12 +51,7 @@ def log_density(
 
 
 @torch.no_grad()
-def cdf(
-    y: Float[Tensor, "*#batch"],
-    centre: Float[Tensor, "*#batch"],
-    half_widths: Float[Tensor, "*#batch d"],
-    radius: float | Float[Tensor, "*#batch"],
-) -> Float[Tensor, "*batch"]:
+def cdf(y: Values, centre: Values, half_widths: Widths, radius: float | Values) -> Float[Tensor, "*batch"]:
     """Return Pr(X ≤ y).
 
     Below the centre it has the relative error of :func:`log_density`; above, it is one minus the other tail. It is not

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from ...data.augment import AugmentConfig
-from ...errors import require
+from ...errors import require, require_positive
 from ...training import loop
 from ..shared.descent import Descent, check_average
 
@@ -53,8 +53,7 @@ class BpcConfig:
     outer: OuterConfig
 
     def __post_init__(self) -> None:
-        require(self.ipc > 0, "ipc", "must be > 0", self.ipc)
-        require(self.start_epochs > 0, "start_epochs", "must be > 0", self.start_epochs)
+        require_positive(self, "ipc", "start_epochs")
 
     @property
     def last_epoch(self) -> int:
@@ -78,9 +77,7 @@ class InnerConfig:
     ahead: int
 
     def __post_init__(self) -> None:
-        require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.lr > 0, "lr", "must be > 0", self.lr)
-        require(self.ahead > 0, "ahead", "must be > 0", self.ahead)
+        require_positive(self, "steps", "lr", "ahead")
 
 
 @dataclass(frozen=True)
@@ -138,9 +135,7 @@ class ReverseKlConfig(MatchedConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.draws > 1, "draws", "must be > 1", self.draws)
-        require(self.sd > 0, "sd", "must be > 0", self.sd)
-        require(self.batch > 0, "batch", "must be > 0", self.batch)
-        require(self.weight > 0, "weight", "must be > 0", self.weight)
+        require_positive(self, "sd", "batch", "weight")
 
 
 @dataclass(frozen=True)
@@ -184,8 +179,7 @@ class ContrastiveConfig(BpcConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("chains", "steps", "step_size", "weight"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "chains", "steps", "step_size", "weight")
         for name in ("sd", "temperature", "prior_precision"):
             require(getattr(self, name) >= 0, name, "must be >= 0", getattr(self, name))
 

@@ -8,8 +8,7 @@ Only ``bpc_w`` differentiates the steps to θ_S with respect to the images.
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, Final, Literal, final
+from typing import Any, Final, final
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from ...data.size import Section
 from ...errors import require
 from ...method import Inputs, Method
 from ...seeds import Seed
-from ..shared.descent import Surrogate, distilled_stage
+from ..shared.descent import Search, Surrogate, distilled_stage
 from ..shared.init import Coreset, mean_log_likelihood
 from . import surrogates
 from .config import ContrastiveConfig, ForwardKlConfig, FunctionConfig, ReverseKlConfig, WassersteinConfig
@@ -162,15 +161,14 @@ class _FunctionSpace(_Bpc):
         return surrogates.contrast(*likelihoods)
 
 
-_Space = Mapping[str, tuple[float, float, Literal["log", "integer"]]]
-_MATCHED: Final[_Space] = {"inner.lr": (1e-3, 0.3, "log"), "inner.steps": (3, 30, "integer")}
+_MATCHED: Final[Search] = {"inner.lr": (1e-3, 0.3, "log"), "inner.steps": (3, 30, "integer")}
 _INNER: Final = {"steps": 10, "lr": 0.03, "ahead": 1}
 _MOVES: Final = {"crop": 1.25, "rotate": 15.0, "translate": 0.125, "cutout": 0.25}
-_CHAINS: Final[_Space] = {"step_size": (1e-5, 1e-1, "log"), "steps": (3, 30, "integer")}
+_CHAINS: Final[Search] = {"step_size": (1e-5, 1e-1, "log"), "steps": (3, 30, "integer")}
 
 
 def _method(
-    name: str, config: type, surrogate: type[_Bpc], space: _Space, settings: Section, outer_lr: float = 0.02
+    name: str, config: type, surrogate: type[_Bpc], space: Search, settings: Section, outer_lr: float = 0.02
 ) -> Method:
     outer = {
         "steps": 100,

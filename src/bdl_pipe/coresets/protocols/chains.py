@@ -19,7 +19,7 @@ from ...config import LATER, read
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...data.size import CONVNET
-from ...errors import require
+from ...errors import require, require_positive
 from ...method import Inputs, Method, StageSpec, Summary
 from ...networks.flat import check_norm, stateless
 from ...posterior import NetworkDraws, NetworkSpec
@@ -70,10 +70,7 @@ class ChainsConfig:
     def __post_init__(self) -> None:
         check_scale(self.logit_scale)
         check_norm(self.network, "network.norm")
-        require(self.chains > 0, "chains", "must be > 0", self.chains)
-        require(self.prior_precision > 0, "prior_precision", "must be > 0", self.prior_precision)
-        require(self.temperature > 0, "temperature", "must be > 0", self.temperature)
-        require(self.start_sd is None or self.start_sd > 0, "start_sd", "must be > 0 or null", self.start_sd)
+        require_positive(self, "chains", "prior_precision", "temperature", or_null=("start_sd",))
         one = self.augmentation is None or not (isinstance(self.kernel, Kernel) and self.kernel.accepts)
         require(one, "augmentation", f"must be null for the kernel {self.kernel.name}, which compares values")
 

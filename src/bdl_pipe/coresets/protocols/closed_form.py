@@ -15,16 +15,16 @@ from ... import networks
 from ...artifacts import State, pack, under, unpack
 from ...config import LATER
 from ...data.fitdata import FitData
-from ...data.size import CONVNET
+from ...data.size import CONVNET, Section
 from ...errors import require
 from ...joint_predictive import GaussianFunctions
-from ...method import Inputs, Method, StageSpec
+from ...method import Fit, Inputs, Method, StageSpec
 from ...networks.last_layer import LastLayer
 from ...predictive import Categorical, mixture
 from ...progress import Phase, Report
 from ...seeds import Seed
 from ..vbpc.closed_form import class_log_probs
-from ..vbpc.posterior import SETTINGS, HeadConfig, StudentConfig, VbpcPosterior, fit_student
+from ..vbpc.posterior import PRECISIONS, SETTINGS, STUDENT_LR, HeadConfig, StudentConfig, VbpcPosterior, fit_student
 from .scale import LogitScale, check_scale, noted, resolved
 
 
@@ -134,27 +134,17 @@ def scaled(states: Sequence[State], data: FitData, scale: LogitScale) -> tuple[l
     return parts, factor
 
 
-CORESET_BMA = Method(
-    name="coreset_bma",
-    bayesian=True,
-    config=MixtureConfig,
-    tasks=("classification",),
-    stages={"student": StageSpec(fit_mixture, needs={"coreset": "cyclic"})},
-    search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
-    settings={
-        **SETTINGS,
-        "network": {**CONVNET, "width": 32, "blocks": 2},
-        "trunks": 5,
-        "logit_scale": "validation",
-    },
-)
+def _method(name: str, config: type[ClosedFormConfig], fit: Fit, network: Section, **more: int) -> Method:
+    return Method(
+        name=name,
+        bayesian=True,
+        config=config,
+        tasks=("classification",),
+        stages={"student": StageSpec(fit, needs={"coreset": "cyclic"})},
+        search={**PRECISIONS, **STUDENT_LR},
+        settings={**SETTINGS, "network": network, **more, "logit_scale": "validation"},
+    )
 
-CORESET_VI = Method(
-    name="coreset_vi",
-    bayesian=True,
-    config=ClosedFormConfig,
-    tasks=("classification",),
-    stages={"student": StageSpec(fit_one, needs={"coreset": "cyclic"})},
-    search={"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log"), "student.lr": (1e-5, 1e-2, "log")},
-    settings={**SETTINGS, "network": CONVNET, "logit_scale": "validation"},
-)
+
+CORESET_BMA = _method("coreset_bma", MixtureConfig, fit_mixture, {**CONVNET, "width": 32, "blocks": 2}, trunks=5)
+CORESET_VI = _method("coreset_vi", ClosedFormConfig, fit_one, CONVNET)

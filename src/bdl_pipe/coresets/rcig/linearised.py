@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, jacrev, jvp, vjp, vmap
 
 from ... import networks
-from ...errors import ConfigError, Diverged, require
+from ...errors import ConfigError, Diverged, require_positive
 
 Tangent = Float[Tensor, " weight"]
 
@@ -51,8 +51,7 @@ class ConjugateGradientConfig:
     tolerance: float
 
     def __post_init__(self) -> None:
-        require(self.iterations > 0, "iterations", "must be > 0", self.iterations)
-        require(self.tolerance > 0, "tolerance", "must be > 0", self.tolerance)
+        require_positive(self, "iterations", "tolerance")
 
 
 SolverConfig = ExactConfig | ConjugateGradientConfig

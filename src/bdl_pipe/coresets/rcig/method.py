@@ -21,10 +21,10 @@ from torch import Tensor
 
 from ... import networks
 from ...data.fitdata import FitData
-from ...errors import require
+from ...errors import require, require_positive
 from ...method import Method
 from ...seeds import Seed
-from ..shared.descent import POOLED, distilled_stage
+from ..shared.descent import POOLED, RATES, distilled_stage
 from ..shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate, label_margin
 from .linearised import InnerProblem, Linearisation, Model, SolverConfig, fitted, slope_along
 
@@ -56,8 +56,7 @@ class RcigConfig:
     coreset: DistilConfig
 
     def __post_init__(self) -> None:
-        for name in ("ipc", "ridge", "softplus", "scale_lr", "network_steps"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "ipc", "ridge", "softplus", "scale_lr", "network_steps")
         pool = self.coreset.pool
         rule = "is not for rcig, which differentiates through a linearised network; it"
         require(not pool.compiled, "coreset.pool.compiled", f"{rule} must be false", pool.compiled)
@@ -171,11 +170,7 @@ RCIG = Method(
     config=RcigConfig,
     tasks=("classification",),
     stages={"coreset": distilled_stage("rcig", _Implicit.of_fit, "coreset")},
-    search={
-        "coreset.lr": (1e-3, 1e-1, "log"),
-        "coreset.label_lr": (1e-3, 1.0, "log"),
-        "network_steps": (1, 30, "integer"),
-    },
+    search={**RATES, "network_steps": (1, 30, "integer")},
     settings={
         "ipc": 10,
         "network": {"name": "convnet", "width": 16, "norm": "none"},

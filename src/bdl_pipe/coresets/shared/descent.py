@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Final, final
+from typing import Any, Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -28,6 +28,8 @@ from ...seeds import Seed
 from ...training import loop
 from .init import Choice, Coreset, balanced
 
+Search = Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]]  # as ``Method.search``
+RATES: Final[Search] = {"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")}
 NOISY: Final = {"choose": "all", "operations": {"noise": 0.1}}
 POOLED: Final = {"label_scale": 1.0, "pool": {"networks": 10, "steps": 100, "lr": 3e-4}, "augmentation": NOISY}
 

@@ -15,7 +15,7 @@ from ... import networks
 from ...artifacts import under
 from ...config import LATER
 from ...data.augment import AugmentConfig
-from ...errors import require
+from ...errors import require_positive
 from ...networks.base import Precision, trunk_pass
 from ...seeds import Seed
 from ...training import loop
@@ -40,9 +40,7 @@ class PoolConfig:
     precision: Precision = field(default="float32", metadata=LATER)
 
     def __post_init__(self) -> None:
-        require(self.networks > 0, "networks", "must be > 0", self.networks)
-        require(self.steps > 0, "steps", "must be > 0", self.steps)
-        require(self.lr > 0, "lr", "must be > 0", self.lr)
+        require_positive(self, "networks", "steps", "lr")
 
 
 class ModelPool:

@@ -29,7 +29,7 @@ from ...artifacts import under
 from ...config import LATER
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
-from ...errors import require
+from ...errors import require, require_positive
 from ...method import Inputs
 from ...seeds import Seed
 from ...training import loop
@@ -83,8 +83,7 @@ class DistilConfig:
 
     def __post_init__(self) -> None:
         require(self.label_lr is None or self.label_lr > 0, "label_lr", "must be > 0 or null", self.label_lr)
-        for name in ("steps", "batch", "lr", "label_scale"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "steps", "batch", "lr", "label_scale")
         check_average(self.average)
 
 

@@ -28,7 +28,7 @@ from ...data.size import Section, Size
 from ...errors import require
 from ...method import Default, Method, StageSpec, Upstream
 from ...seeds import Seed
-from ..shared.descent import POOLED, distilled_stage
+from ..shared.descent import POOLED, RATES, distilled_stage
 from ..shared.pool_surrogate import DistilConfig, Memory, OuterProblem, PoolSurrogate
 from ..shared.trunk import features
 from . import closed_form, posterior
@@ -105,13 +105,7 @@ VBPC = Method(
         "coreset": distilled_stage("vbpc", DatasetLoss.of_fit, "coreset"),
         "student": StageSpec(fit_student, needs={"coreset": "cyclic"}),
     },
-    search={
-        "rho": (0.1, 1000.0, "log"),
-        "gamma": (1.0, 10000.0, "log"),
-        "coreset.lr": (1e-3, 1e-1, "log"),
-        "coreset.label_lr": (1e-3, 1.0, "log"),
-        "student.lr": (1e-5, 1e-2, "log"),
-    },
+    search={**posterior.PRECISIONS, **RATES, **posterior.STUDENT_LR},
     settings={
         **posterior.SETTINGS,
         "beta_dataset": 1e-8,

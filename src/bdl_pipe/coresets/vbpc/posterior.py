@@ -17,7 +17,7 @@ from ...config import read, to_mapping
 from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
 from ...data.size import Section, Size
-from ...errors import require
+from ...errors import require, require_positive
 from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
 from ...networks.base import Replicas
@@ -26,7 +26,7 @@ from ...predictive import Categorical
 from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import OptimiserConfig, run_steps
-from ..shared.descent import NOISY
+from ..shared.descent import NOISY, Search
 from ..shared.init import Coreset
 from ..shared.trunk import TrunkObjective, features
 from . import closed_form
@@ -48,8 +48,7 @@ class HeadConfig:
     feature_scale: float
 
     def __post_init__(self) -> None:
-        for name in ("rho", "gamma", "feature_scale"):
-            require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require_positive(self, "rho", "gamma", "feature_scale")
 
     def solve(self, network: networks.Network, images: Tensor, labels: Tensor) -> closed_form.HeadPosterior:
         """Solve for the posterior of the head on this network's features, with β_S = n̂."""
@@ -145,6 +144,8 @@ class VbpcPosterior:
         return cls(spec, trunk, q)
 
 
+PRECISIONS: Final[Search] = {"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log")}
+STUDENT_LR: Final[Search] = {"student.lr": (1e-5, 1e-2, "log")}
 SETTINGS: Final[Section] = {
     "rho": 10.0,
     "gamma": 100.0,

@@ -9,15 +9,15 @@
 You must download them yourself, since they may not be redistributed. There are no checksums; the content is checked.
 """
 
-import io
 import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import ClassVar, Final, Literal
 
 import numpy as np
@@ -26,11 +26,10 @@ from PIL import Image
 from ...errors import DataError, brief, require
 from ..examples import Examples
 from ..raw import Kind, OfPath, Raw, Task
-from .folders import SUFFIXES
+from .folders import SUFFIXES, is_hidden
 from .images import open_npz
 
 _TINY_SIDE: Final = 64
-_Contents = Callable[[Sequence[str]], Iterable[tuple[str, bytes]]]  # names -> (name, bytes), in any order
 _BATCH: Final = re.compile(r"train_data_batch_(\d+)\.npz")
 
 
@@ -49,25 +48,24 @@ class TinyImageNet(OfPath):
         Raises:
             DataError: a file is missing, unreadable or of another size, or an image has no label.
         """
-        with _members(Path(self.path)) as members:
-            ids = members.text("wnids.txt").split()
-            numbers = {name: number for number, name in enumerate(ids)}
-            if len(numbers) < len(ids):
-                twice = next(name for name in ids if ids.count(name) > 1)
+        with _unpacked(Path(self.path)) as root:
+            ids, words = (_text(root, name, self.path) for name in ("wnids.txt", "words.txt"))
+            classes = ids.split()
+            if len({*classes}) < len(classes):
+                twice = next(name for name in classes if classes.count(name) > 1)
                 raise DataError(f"{self.path}: wnids.txt: must not name a class twice, got {twice}")
-            words = dict(line.split("\t", 1) for line in members.text("words.txt").splitlines() if "\t" in line)
-            annotations = members.text("val/val_annotations.txt").splitlines()
+            titles = dict(line.split("\t", 1) for line in words.splitlines() if "\t" in line)
+            annotations = _text(root, "val/val_annotations.txt", self.path).splitlines()
             lines = (line.split("\t") for line in annotations if "\t" in line)
             labels = {f"val/images/{line[0]}": line[1] for line in lines}
-            train = {name: name.split("/")[1] for name in members.images("train") if "/images/" in name}
-            test = {name: labels.get(name, "") for name in members.images("val")}
+            train = {name: name.split("/")[1] for name in _images(root, "train", self.path) if "/images/" in name}
+            test = {name: labels.get(name, "") for name in _images(root, "val", self.path)}
             for name, label in (train | test).items():
-                if label not in numbers:
+                if label not in classes:
                     raise DataError(f"{self.path}: {name}: must have a label of wnids.txt, got {label!r}")
-            sets = [members.read(list(part), _TINY_SIDE, None) for part in (train, test)]
-        targets = [np.array([numbers[label] for label in part.values()], np.int64) for part in (train, test)]
-        training, held = (Examples(images, rows) for images, rows in zip(sets, targets, strict=True))
-        return Raw(self.path, "classification", "image", training, held, tuple(words.get(i, i) for i in ids))
+            training, held = (_examples(root, part, classes, _TINY_SIDE, self.path) for part in (train, test))
+        names = tuple(titles.get(name, name) for name in classes)
+        return Raw(self.path, "classification", "image", training, held, names)
 
 
 @dataclass(frozen=True)
@@ -94,19 +92,15 @@ class ImageWoof(OfPath):
         Raises:
             DataError: a folder is missing or an image is unreadable.
         """
-        with _members(Path(self.path)) as members:
-            parts = [[n for n in members.images(part) if n.count("/") == 2] for part in ("train", "val")]
-            classes = sorted({name.split("/")[1] for name in parts[0]})
-            numbers = {name: number for number, name in enumerate(classes)}
-            for name in parts[1]:
-                if name.split("/")[1] not in numbers:
+        with _unpacked(Path(self.path)) as root:
+            names = [[n for n in _images(root, part, self.path) if n.count("/") == 2] for part in ("train", "val")]
+            train, test = ({name: name.split("/")[1] for name in part} for part in names)
+            classes = sorted({*train.values()})
+            for name, label in test.items():
+                if label not in classes:
                     raise DataError(f"{self.path}: {name}: must be of a class that train/ has ({', '.join(classes)})")
             training, held = (
-                Examples(
-                    members.read(part, self.side, self.side),
-                    np.array([numbers[name.split("/")[1]] for name in part], np.int64),
-                )
-                for part in parts
+                _examples(root, part, classes, self.side, self.path, resize=True) for part in (train, test)
             )
         return Raw(self.path, "classification", "image", training, held, tuple(classes))
 
@@ -178,82 +172,70 @@ class ImageNetNpz(OfPath):
         return Examples(data.reshape(-1, 3, self.side, self.side), labels.astype(np.int64) - 1)
 
 
-class _Members:
-    """The files of an archive or a folder, by their path below its top folder."""
-
-    def __init__(self, origin: Path, names: dict[str, str], contents: _Contents) -> None:
-        self._origin, self._names, self._contents = origin, names, contents
-
-    def text(self, name: str) -> str:
-        """Read a text file."""
-        if name not in self._names:
-            raise DataError(f"{self._origin}: must have the file {name}")
-        (blob,) = (blob for _, blob in self._contents([self._names[name]]))
-        return blob.decode("utf-8", "replace")
-
-    def images(self, part: str) -> list[str]:
-        """List the images below the folder ``part``, by name."""
-        below = f"{part}/"
-        names = sorted(n for n in self._names if n.startswith(below) and n.lower().endswith(SUFFIXES))
-        if not names:
-            raise DataError(f"{self._origin}: must hold images in {below}, got none")
-        return names
-
-    def read(self, names: Sequence[str], side: int, resize: int | None) -> np.ndarray:
-        """Read images as uint8 [n, 3, side, side], one after another; resized to ``resize`` if it is given."""
-        place = {self._names[name]: number for number, name in enumerate(names)}
-        images = np.empty((len(names), 3, side, side), np.uint8)
-        for name, blob in self._contents(list(place)):
-            origin = f"{self._origin}: {name}"
-            try:
-                with Image.open(io.BytesIO(blob)) as opened:
-                    image = opened.convert("RGB")  # some images are grey, a few are CMYK
-            except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-                raise DataError(f"{origin}: is not a readable image ({brief(error)})") from None
-            if resize is not None:
-                shorter = min(image.size)
-                wide, high = (max(resize, round(length * resize / shorter)) for length in image.size)
-                left, top = (wide - resize) // 2, (high - resize) // 2
-                whole = image.resize((wide, high), Image.Resampling.BICUBIC)
-                image = whole.crop((left, top, left + resize, top + resize))
-            if image.size != (side, side):
-                raise DataError(f"{origin}: must be {side}×{side} pixels, got {image.size[0]}×{image.size[1]}")
-            images[place[name]] = np.asarray(image).transpose(2, 0, 1)
-        return images
-
-
 @contextmanager
-def _members(path: Path) -> Iterator[_Members]:
-    """Open a zip, a tar or a folder; raise DataError for a damaged archive, also during reading."""
+def _unpacked(path: Path) -> Iterator[Path]:
+    """Yield the top folder of a zip, a tar or a folder; an archive is unpacked into a temporary folder.
+
+    Raises:
+        DataError: there is no such file, or the archive is damaged.
+    """
+    with TemporaryDirectory(prefix="bdl-archive-") as place:
+        root = path if path.is_dir() else Path(place)
+        if root != path:
+            _unpack(path, place)
+        visible = [entry for entry in root.iterdir() if not is_hidden(entry)]
+        yield visible[0] if len(visible) == 1 and visible[0].is_dir() else root
+
+
+def _unpack(path: Path, place: str) -> None:
+    if not path.is_file():
+        raise DataError(f"{path}: is missing; it must be an archive, or a folder of its contents")
     try:
-        if path.is_dir():
-            names = [str(p.relative_to(path)) for p in path.rglob("*") if p.is_file()]
-            yield _Members(path, _below(names), lambda wanted: ((n, (path / n).read_bytes()) for n in wanted))
-        elif not path.is_file():
-            raise DataError(f"{path}: is missing; it must be an archive, or a folder of its contents")
-        elif zipfile.is_zipfile(path):
+        if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
-                names = [info.filename for info in archive.infolist() if not info.is_dir()]
-                yield _Members(path, _below(names), lambda wanted: ((n, archive.read(n)) for n in wanted))
+                archive.extractall(place)
         else:
             with tarfile.open(path) as tar:
-                names = [member.name for member in tar if member.isfile()]
-            yield _Members(path, _below(names), lambda wanted: _of_tar(path, set(wanted)))
+                tar.extractall(place, filter="data")
     except (tarfile.TarError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
         raise DataError(f"{path}: is truncated or not an archive ({brief(error)})") from None
 
 
-def _of_tar(path: Path, wanted: set[str]) -> Iterator[tuple[str, bytes]]:
-    """Read members in the archive's order, because going back would unpack the archive again."""
-    with tarfile.open(path, "r|*") as tar:
-        for member in tar:
-            if member.name in wanted and (file := tar.extractfile(member)) is not None:
-                yield member.name, file.read()
+def _text(root: Path, name: str, origin: str) -> str:
+    """Read a text file below ``root``."""
+    if not (root / name).is_file():
+        raise DataError(f"{origin}: must have the file {name}")
+    return (root / name).read_text(encoding="utf-8", errors="replace")
 
 
-def _below(names: Sequence[str]) -> dict[str, str]:
-    """Map paths below the top folder, if any, to the archive's own names, without the files that macOS adds."""
-    plain = {name: name.removeprefix("./") for name in names}
-    kept = {name: p for name, p in plain.items() if not p.startswith("__MACOSX/") and "/._" not in f"/{p}"}
-    cut = len({p.split("/")[0] for p in kept.values()}) == 1
-    return {(p.split("/", 1)[1] if cut and "/" in p else p): name for name, p in kept.items()}
+def _images(root: Path, part: str, origin: str) -> list[str]:
+    """List the images below the folder ``part`` of ``root``, by their names below ``root``."""
+    files = (p for p in (root / part).rglob("*") if p.name.lower().endswith(SUFFIXES) and not is_hidden(p))
+    names = sorted(file.relative_to(root).as_posix() for file in files)
+    if not names:
+        raise DataError(f"{origin}: must hold images in {part}/, got none")
+    return names
+
+
+def _examples(
+    root: Path, labels: Mapping[str, str], classes: Sequence[str], side: int, origin: str, *, resize: bool = False
+) -> Examples:
+    """Read the images of ``labels`` (name -> class) as uint8 [n, 3, side, side]; of this size, or resized to it."""
+    images = np.empty((len(labels), 3, side, side), np.uint8)
+    for number, name in enumerate(labels):
+        try:
+            with Image.open(root / name) as opened:
+                image = opened.convert("RGB")  # some images are grey, a few are CMYK
+        except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
+            raise DataError(f"{origin}: {name}: is not a readable image ({brief(error)})") from None
+        if resize:
+            shorter = min(image.size)
+            wide, high = (max(side, round(length * side / shorter)) for length in image.size)
+            left, top = (wide - side) // 2, (high - side) // 2
+            whole = image.resize((wide, high), Image.Resampling.BICUBIC)
+            image = whole.crop((left, top, left + side, top + side))
+        if image.size != (side, side):
+            raise DataError(f"{origin}: {name}: must be {side}×{side} pixels, got {image.size[0]}×{image.size[1]}")
+        images[number] = np.asarray(image).transpose(2, 0, 1)
+    numbers = {name: number for number, name in enumerate(classes)}
+    return Examples(images, np.array([numbers[label] for label in labels.values()], np.int64))

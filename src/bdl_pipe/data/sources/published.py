@@ -133,8 +133,9 @@ def read_svhn(folder: Path) -> Raw:
     return Raw(str(folder), "classification", "image", parts[0], parts[1], tuple("0123456789"))
 
 
-def _mnist(host: str, rows: Mapping[str, tuple[int, str, str]]) -> tuple[File, ...]:
-    return tuple(File(f"{host}/{name}-ubyte.gz", *facts) for name, facts in rows.items())
+def _files(host: str, facts: Mapping[str, tuple[int, str] | tuple[int, str, str]]) -> tuple[File, ...]:
+    """Return the files of a host, given the bytes and hashes of each."""
+    return tuple(File(f"{host}/{name}", *of_file) for name, of_file in facts.items())
 
 
 _DIGITS: Final = tuple("0123456789")
@@ -145,25 +146,25 @@ _CLOTHES: Final = (
 
 FASHION_MNIST: Final = Archive(
     "fashion_mnist",
-    _mnist(
+    _files(
         "http://fashion-mnist.s3-website.eu-central-1.amazonaws.com",
         {
-            "train-images-idx3": (
+            "train-images-idx3-ubyte.gz": (
                 26421880,
                 "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
                 "c59f468a2f672dc815687fe0f83887768d799fd8a3f3276145d20f83aa44d888",
             ),
-            "train-labels-idx1": (
+            "train-labels-idx1-ubyte.gz": (
                 29515,
                 "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
                 "bad3541b69d912435c50bb6ba87bec294ff4f6a2e1246121d8633921760443d9",
             ),
-            "t10k-images-idx3": (
+            "t10k-images-idx3-ubyte.gz": (
                 4422102,
                 "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
                 "5b4141f0afbad91edebe8549f8fcffe087ea10ca49f1dbef5c9a5cd8815ce37b",
             ),
-            "t10k-labels-idx1": (
+            "t10k-labels-idx1-ubyte.gz": (
                 5148,
                 "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5",
                 "0402a96d92fd2663957122ceb108a494c5af83dab82d92729df917d7dec38c34",
@@ -176,13 +177,13 @@ FASHION_MNIST: Final = Archive(
 )
 MNIST: Final = Archive(
     "mnist",
-    _mnist(
+    _files(
         "https://storage.googleapis.com/cvdf-datasets/mnist",
         {
-            "train-images-idx3": (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", ""),
-            "train-labels-idx1": (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c", ""),
-            "t10k-images-idx3": (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", ""),
-            "t10k-labels-idx1": (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6", ""),
+            "train-images-idx3-ubyte.gz": (9912422, "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609"),
+            "train-labels-idx1-ubyte.gz": (28881, "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c"),
+            "t10k-images-idx3-ubyte.gz": (1648877, "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6"),
+            "t10k-labels-idx1-ubyte.gz": (4542, "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"),
         },
     ),
     (1, 28, 28),
@@ -192,53 +193,39 @@ _TORONTO: Final = "https://www.cs.toronto.edu/~kriz"
 
 CIFAR10: Final = Archive(
     "cifar10",
-    (
-        File(
-            f"{_TORONTO}/cifar-10-binary.tar.gz",
-            170052171,
-            "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd",
-        ),
+    _files(
+        _TORONTO,
+        {"cifar-10-binary.tar.gz": (170052171, "c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd")},
     ),
     (3, 32, 32),
     read_cifar10,
 )
 CIFAR100: Final = Archive(
     "cifar100",
-    (
-        File(
-            f"{_TORONTO}/cifar-100-binary.tar.gz",
-            168513733,
-            "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec",
-        ),
+    _files(
+        _TORONTO,
+        {"cifar-100-binary.tar.gz": (168513733, "58a81ae192c23a4be8b1804d68e518ed807d710a4eb253b1f2a199162a40d8ec")},
     ),
     (3, 32, 32),
     read_cifar100,
 )
 STL10: Final = Archive(
     "stl10",
-    (
-        File(
-            "http://ai.stanford.edu/~acoates/stl10/stl10_binary.tar.gz",
-            2640397119,
-            "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866",
-        ),
+    _files(
+        "http://ai.stanford.edu/~acoates/stl10",
+        {"stl10_binary.tar.gz": (2640397119, "f31fd99273a1acb8609c8db427cebb1de3f71de77758cdc0e22956e1289b9866")},
     ),
     (3, 96, 96),
     read_stl10,
 )
 SVHN: Final = Archive(
     "svhn",
-    (
-        File(
-            "http://ufldl.stanford.edu/housenumbers/train_32x32.mat",
-            182040794,
-            "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8",
-        ),
-        File(
-            "http://ufldl.stanford.edu/housenumbers/test_32x32.mat",
-            64275384,
-            "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b",
-        ),
+    _files(
+        "http://ufldl.stanford.edu/housenumbers",
+        {
+            "train_32x32.mat": (182040794, "435e94d69a87fde4fd4d7f3dd208dfc32cb6ae8af2240d066de1df7508d083b8"),
+            "test_32x32.mat": (64275384, "cdce80dfb2a2c4c6160906d0bd7c68ec5a99d7ca4831afa54f09182025b6a75b"),
+        },
     ),
     (3, 32, 32),
     read_svhn,

@@ -133,9 +133,7 @@ class Distances:
     """
 
     reference: Reference | None
-    divergences: list[Tensor] = field(default_factory=list)
-    variations: list[Tensor] = field(default_factory=list)
-    ratios: list[Tensor] = field(default_factory=list)
+    parts: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, rows: slice, predictive: Predictive) -> None:
         """Add a batch of test rows, predicted in transformed units."""
@@ -143,10 +141,9 @@ class Distances:
             return
         assert isinstance(predictive, Continuous)
         divergence, variation = distances(self.reference.predictive(rows), predictive)
-        self.divergences.append(divergence)
-        self.variations.append(variation)
         deviation = predictive.epistemic_variance[:, 0].double().sqrt().cpu()
-        self.ratios.append(deviation / self.reference.draws[:, rows].std(0, correction=0))
+        ratio = deviation / self.reference.draws[:, rows].std(0, correction=0)
+        self.parts.append((divergence, variation, ratio))
 
     def scores(self) -> Scores:
         """Return ``reference_kl`` and ``reference_tv``, means over rows, and ``reference_sd_ratio``, their median.
@@ -155,7 +152,7 @@ class Distances:
         """
         if self.reference is None:
             return {}
-        divergence, variation, ratio = (torch.cat(each) for each in (self.divergences, self.variations, self.ratios))
+        divergence, variation, ratio = (torch.cat(values) for values in zip(*self.parts, strict=True))
         scores = {"reference_kl": (float(divergence.mean()), len(ratio))}
         scores["reference_tv"] = (float(variation.mean()), len(ratio))
         if bool(ratio.any()):

@@ -207,8 +207,8 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     return lengths
 
 
-def _float64(known: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    return np.asarray(known, np.float64), np.asarray(rows, np.float64)
+def _float64(train: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return np.asarray(train, np.float64), np.asarray(rows, np.float64)
 
 
 def _entropy(log_probs: np.ndarray) -> np.ndarray:
