@@ -18,6 +18,9 @@ which replaces a Student distribution by the Gaussian of its variance. The tilte
 and γ becomes the gamma distribution with the tilted mean and variance of γ (:func:`matched`). All sums of log Z over
 outputs and members are exact derivatives, since an output's noise and a member's weights are in one term each.
 
+:func:`functions` is ours: it propagates the covariance of each unit between several rows, too, so that the posterior is
+a Gaussian over functions, with the marginals above.
+
 Tensors have a first dimension of members: networks of one architecture that are fitted to rows of their own.
 """
 
@@ -32,6 +35,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 _LOG_SQRT_2PI: Final = 0.5 * math.log(2 * math.pi)
+_TERMS: Final = 4  # terms of the covariance of rectified Gaussians that are exact
 _LEAST: Final = 1e-100  # the least variance of a weight; a smaller one counts as negative
 
 
@@ -124,6 +128,49 @@ def rectified(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     positive, above = log_below.exp(), mean + sd * ratio
     first = positive * above
     return first, first * above * torch.special.ndtr(-r) + positive * variance * (1 - ratio * (ratio + r))
+
+
+def functions(means: Sequence[Tensor], variances: Sequence[Tensor], inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean [group, row, output] and the covariance [group, output, row, row] of one member's outputs.
+
+    Args:
+        means, variances: of each layer, [output, input + 1].
+        inputs: the rows of each group, [group, row, d].
+    """
+    mean, covariance = inputs, inputs.new_zeros(*inputs.mT.shape, inputs.shape[1])
+    for layer, (m, v) in enumerate(zip(means, variances, strict=True)):
+        if layer:
+            mean, covariance = rectified_rows(mean, covariance)
+        mean, covariance = F.pad(mean, (0, 1), value=1.0), F.pad(covariance, (0, 0, 0, 0, 0, 1))
+        second = covariance + mean.mT[..., :, None] * mean.mT[..., None, :]
+        both = torch.einsum("ok,gkrs->gors", v, second) + torch.einsum("ok,gkrs->gors", m.square(), covariance)
+        mean, covariance = mean @ m.mT / math.sqrt(mean.shape[-1]), both / mean.shape[-1]
+    return mean, covariance
+
+
+def rectified_rows(mean: Tensor, covariance: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the moments of max(0, a) at the rows of each group, from those of the Gaussian a of each unit.
+
+    With a = s (t + r), the covariance of two rows of correlation ρ is Σ_n c_n c'_n ρⁿ/n!, c₁ = s Φ(r) and c_n = s φ(r)
+    He_{n−2}(−r) for n > 1 (Hermite's expansion). The first four terms are exact. The rest has the right sum at ρ = 1
+    and is taken for a multiple of ρ⁵, so that variances are exact and a covariance matrix stays one.
+
+    Args:
+        mean: [group, row, unit].
+        covariance: [group, unit, row, row].
+    """
+    variance = covariance.diagonal(dim1=-2, dim2=-1)  # [group, unit, row]
+    sd = variance.sqrt()
+    r = mean.mT / sd
+    first, exact = rectified(mean.mT, variance)
+    density = (-0.5 * r.square() - _LOG_SQRT_2PI).exp()
+    terms = [sd * torch.special.ndtr(r)]
+    terms += [sd * density * torch.special.hermite_polynomial_he(-r, n) for n in range(_TERMS - 1)]
+    terms = [term / math.sqrt(math.factorial(n)) for n, term in enumerate(terms, 1)]
+    terms.append((exact - sum(term.square() for term in terms)).clamp_min(0).sqrt())
+    correlation = (covariance / (sd[..., :, None] * sd[..., None, :])).clamp(-1, 1)
+    each = (term[..., :, None] * term[..., None, :] * correlation**n for n, term in enumerate(terms, 1))
+    return first.mT, torch.stack(list(each)).sum(0)
 
 
 def log_normaliser(targets: Tensor, mean: Tensor, variance: Tensor, shape: Tensor, rate: Tensor) -> Tensor:

@@ -29,18 +29,20 @@ from itertools import pairwise
 from typing import Any, Final, final
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State
 from ..config import read, to_mapping
 from ..data.fitdata import FitData, epoch_order
 from ..errors import require, require_positive
+from ..joint_predictive import GaussianFunctions
 from ..method import Inputs, Method, StageSpec
 from ..networks import MlpConfig
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
-from .moment_propagation import Beliefs
+from .moment_propagation import Beliefs, functions
 from .stored import StoredPosterior
 
 _WIDEST: Final = 1e6  # a cavity with a larger variance knows nothing of its weight, and its factor stays as it is
@@ -157,7 +159,7 @@ class PbpSpec:
 
 @final
 class PbpPosterior(StoredPosterior):
-    """Independent Gaussians over weights, with a predictive by moments: a closed form of one draw."""
+    """Independent Gaussians over weights; their functions are taken for a Gaussian, with a predictive of one draw."""
 
     key = "pbp"
 
@@ -172,6 +174,13 @@ class PbpPosterior(StoredPosterior):
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         mean, variance = self.beliefs.outputs(inputs.flatten(1).double()[None])
         return Gaussian(mean.to(inputs.dtype), (variance + self.beliefs.noise_variance[:, None]).to(inputs.dtype))
+
+    @torch.no_grad()
+    def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
+        """Return the Gaussian over functions at the rows of each group, in float64; ``rng`` is not used."""
+        means, variances = ([of[0] for of in part] for part in _gaussians(self.beliefs))
+        mean, covariance = functions(means, variances, inputs.flatten(2).double())
+        return GaussianFunctions(mean[None], covariance[None], self.beliefs.noise_variance, classes=False)
 
 
 def fit(
