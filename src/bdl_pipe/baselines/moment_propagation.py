@@ -82,7 +82,7 @@ class Beliefs:
                 means.append(torch.where(valid, new_mean, m))
                 variances.append(torch.where(valid, new_variance, v))
                 rejected += valid.numel() - int(valid.sum())
-            shape, rate = matched(*log_z, self.shape, self.rate)
+            shape, rate = matched(log_z, self.shape, self.rate)
             valid = (shape > 1) & (rate > 0) & (shape + rate < math.inf)
             shape, rate = torch.where(valid, shape, self.shape), torch.where(valid, rate, self.rate)
         return Updated(Beliefs(means, variances, shape, rate), log_z[0].detach().sum(-1), rejected)
@@ -179,13 +179,15 @@ def log_normaliser(targets: Tensor, mean: Tensor, variance: Tensor, shape: Tenso
     return -0.5 * (total.log() + (targets - mean).square() / total) - _LOG_SQRT_2PI
 
 
-def matched(log_z: Tensor, log_z1: Tensor, log_z2: Tensor, shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
+def matched(log_z: Float[Tensor, "3 ..."], shape: Tensor, rate: Tensor) -> tuple[Tensor, Tensor]:
     """Return shape and rate of the gamma distribution with the moments of a tilted gamma distribution.
 
-    Z_k is the normaliser with the shape α + k. Then E γ = Z₁α/(Zβ) and E γ² = Z₂α(α + 1)/(Zβ²), so that
+    ``log_z`` has log Z_k, k = 0, 1, 2, of the normaliser with the shape α + k; Z = Z₀. Then E γ = Z₁α/(Zβ) and E γ² =
+    Z₂α(α + 1)/(Zβ²), so that
 
         α' = (Z Z₂/Z₁² (α + 1)/α − 1)⁻¹,    β' = (Z₂/Z₁ (α + 1)/β − Z₁/Z α/β)⁻¹.
     """
-    new_shape = 1 / ((log_z2 - 2 * log_z1 + log_z).exp() * (shape + 1) / shape - 1)
-    new_rate = 1 / ((log_z2 - log_z1).exp() * (shape + 1) / rate - (log_z1 - log_z).exp() * shape / rate)
+    first, second = (log_z[1] - log_z[0]).exp(), (log_z[2] - log_z[1]).exp()  # Z₁/Z and Z₂/Z₁
+    new_shape = 1 / (second / first * (shape + 1) / shape - 1)
+    new_rate = 1 / (second * (shape + 1) / rate - first * shape / rate)
     return new_shape, new_rate

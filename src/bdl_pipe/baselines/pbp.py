@@ -238,7 +238,7 @@ def _resumed(state: State, start: Beliefs) -> tuple[int, Beliefs, list[Prior]]:
     layers = range(len(start.means))
     means, variances = ([tensors[f"{part}.{n}"] for n in layers] for part in ("mean", "variance"))
     gammas, factors = tensors["prior"].tolist(), tensors["factors"].tolist()
-    priors = [Prior(*gamma, [tuple(of) for of in each]) for gamma, each in zip(gammas, factors, strict=True)]
+    priors = [Prior(a, b, [tuple(of) for of in each]) for (a, b), each in zip(gammas, factors, strict=True)]
     return int(state.config["epoch"]), Beliefs(means, variances, *tensors["noise"]), priors
 
 
