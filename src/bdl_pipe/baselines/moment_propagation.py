@@ -1,7 +1,7 @@
 """Moments of a network with independent Gaussian weights, and the update of these weights by one row at a time.
 
 Hernández-Lobato & Adams 2015, "Probabilistic Backpropagation for Scalable Learning of Bayesian Neural Networks": the
-forward pass of sections 3.2 and 3.3, and the update of one row. A layer of k inputs and a bias computes
+forward pass, and the update of one row. A layer of k inputs and a bias computes
 
     a = W z / √(k + 1),    z = (inputs, 1),    W_ij ~ N(m_ij, v_ij) independently,
 
@@ -116,7 +116,7 @@ def linear(m: Tensor, v: Tensor, mean: Tensor, variance: Tensor) -> tuple[Tensor
 
 
 def rectified(mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and variance of max(0, a), a ~ N(mean, variance); section 3.2.
+    """Return mean and variance of max(0, a), a ~ N(mean, variance).
 
     With r = mean/sd, u = mean + sd·φ(r)/Φ(r) is the mean of a, given that it is positive: the mean is Φ(r) u. The ratio
     φ/Φ is computed from log Φ, which keeps it finite where Φ(r) is 0 in floating point.

@@ -1,12 +1,13 @@
 """The method ``pbp``: probabilistic backpropagation, a factorised Gaussian over weights by assumed density filtering.
 
-Hernández-Lobato & Adams 2015, "Probabilistic Backpropagation for Scalable Learning of Bayesian Neural Networks". The
-model is y = f(x; W) + N(0, 1/γ) with rectified units, W_ij ~ N(0, 1/λ), and gamma distributions of λ and γ. The
-posterior is approximated by independent Gaussians of all weights and gamma distributions of λ and γ. An epoch takes
-the rows one at a time in a new order, each by the update of :mod:`.moment_propagation`; it then refines the factors
-N(w_ij | 0, 1/λ) of the prior by expectation propagation (:func:`refine`), one weight after the other. The rows' own
-factors are not kept: each epoch takes all rows again as if they were new, so the weights' variances shrink with the
-number of epochs, and ``epochs`` is a hyperparameter; the paper has 40.
+Hernández-Lobato & Adams 2015, "Probabilistic Backpropagation for Scalable Learning of Bayesian Neural Networks" (its
+equations are named here by what they state: their numbers were not checked against the paper). The model is y = f(x; W)
++ N(0, 1/γ) with rectified units, W_ij ~ N(0, 1/λ), and gamma distributions of λ and γ. The posterior is approximated by
+independent Gaussians of all weights and gamma distributions of λ and γ. An epoch takes the rows one at a time in a new
+order, each by the update of :mod:`.moment_propagation`; it then refines the factors N(w_ij | 0, 1/λ) of the prior by
+expectation propagation (:func:`refine`), one weight after the other. The rows' own factors are not kept: each epoch
+takes all rows again as if they were new, so the weights' variances shrink with the number of epochs, and ``epochs`` is
+a hyperparameter; the paper has 40.
 
 At the start the prior's factor gives every weight the variance b/(a − 1) of λ ~ Gamma(a, b), and means are drawn from
 N(0, 1/(k + 1)) for k inputs, since equal means would stay equal. The predictive is the Gaussian with the propagated
@@ -97,7 +98,7 @@ class Prior:
         return cls(config.weight_shape, config.weight_rate, [(precision, 0.0, 0.0, 0.0)] * weights)
 
     def refine(self, means: list[float], variances: list[float]) -> None:
-        """Refine the factor of each weight in turn, in place; section 3.2.
+        """Refine the factor of each weight in turn, in place.
 
         The cavity N(m, v) Gamma(a, b) is the posterior without the weight's factor. Its normaliser with the factor
         N(w | 0, 1/λ) is about N(0 | m, v + b/(a − 1)), from which follow the new moments of w and λ, as for a row.
@@ -125,9 +126,9 @@ def refine(beliefs: Beliefs, priors: Sequence[Prior]) -> Beliefs:
     """Return the beliefs after the factors of each member's prior are refined; ``priors`` change in place."""
     shapes = [of.shape[1:] for of in beliefs.means]
     sizes = [shape.numel() for shape in shapes]
-    columns = []
+    columns, parts = [], (beliefs.means, beliefs.variances)
     for member, prior in enumerate(priors):
-        means, variances = (torch.cat([of[member].flatten() for of in part]).tolist() for part in _gaussians(beliefs))
+        means, variances = (torch.cat([of[member].flatten() for of in part]).tolist() for part in parts)
         prior.refine(means, variances)
         columns.append(torch.tensor([means, variances], dtype=torch.float64))
     both = torch.stack(columns, 1).to(beliefs.shape.device)  # [2, member, weight]
@@ -135,10 +136,6 @@ def refine(beliefs: Beliefs, priors: Sequence[Prior]) -> Beliefs:
         [of.unflatten(1, shape) for of, shape in zip(part.split(sizes, 1), shapes, strict=True)] for part in both
     )
     return Beliefs(means, variances, beliefs.shape, beliefs.rate)
-
-
-def _gaussians(beliefs: Beliefs) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
-    return beliefs.means, beliefs.variances
 
 
 @dataclass(frozen=True)
@@ -178,7 +175,7 @@ class PbpPosterior(StoredPosterior):
     @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group, in float64; ``rng`` is not used."""
-        means, variances = ([of[0] for of in part] for part in _gaussians(self.beliefs))
+        means, variances = ([of[0] for of in part] for part in (self.beliefs.means, self.beliefs.variances))
         mean, covariance = functions(means, variances, inputs.flatten(2).double())
         return GaussianFunctions(mean[None], covariance[None], self.beliefs.noise_variance, classes=False)
 
