@@ -10,9 +10,6 @@ these had been scored, since PBP's paper has twenty. ``pbp`` has the values of p
 network is the first of ``boston-sgd``. The chains have the posterior of ``boston-chains`` and SGLD's steps of
 params/students.yaml (four chains of 5,500 steps). The student is ``boston-student`` with these chains.
 
-The later splits were scored while two pages of documentation were not committed, hence the word *dirty* below. A second
-run, of commit 9402508f, has the same NLL and RMSE to 1e-8 in all rows but the last split of the three others.
-
 NLL is in the target's own units. An error is the standard error over the splits. A difference is paired by split, and
 is called not established if it is below twice its error. The four methods differ in prior and likelihood, too: the
 chains have the noise variance 0.1 of the standardised targets, the network predicts a variance for each input.
