@@ -15,7 +15,7 @@ from bdl_pipe.coresets.shared.init import Coreset, selected
 from bdl_pipe.coresets.shared.pool_surrogate import OuterProblem
 from bdl_pipe.coresets.vbpc import closed_form, regression
 from bdl_pipe.coresets.vbpc.regression import VBPC_REGRESSION, RegressionLoss
-from bdl_pipe.coresets.vbpc.regression_posterior import SCALES, Scales, VbpcRegressionPosterior
+from bdl_pipe.coresets.vbpc.regression_posterior import SCALES, Scales, VbpcRegressionPosterior, phi
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
@@ -50,25 +50,25 @@ def evidence(phi: Tensor, targets: Tensor) -> Tensor:
 
 def test_the_bound_is_the_evidence_if_the_coreset_is_the_data_and_lower_otherwise() -> None:
     """The wrong variants, the log of the predictive as the likelihood and half of the rows' precision, are not."""
-    phi, targets = rows()
-    exact = evidence(phi, targets)
-    of_data = closed_form.solve(phi, targets, RHO, ROWS / NOISE)  # γ/β_S = 1/σ²
-    torch.testing.assert_close(-loss(of_data, phi, targets), exact)
-    weak = closed_form.solve(phi, targets, RHO, ROWS / NOISE / 2)
-    few = closed_form.solve(phi[:5], targets[:5], RHO, ROWS / NOISE)
-    assert -loss(weak, phi, targets) < exact - 0.1
-    assert -loss(few, phi, targets) < exact - 0.1
-    assert abs(-loss(of_data, phi, targets, "predictive") - exact) > 1
+    features, targets = rows()
+    exact = evidence(features, targets)
+    of_data = closed_form.solve(features, targets, RHO, ROWS / NOISE)  # γ/β_S = 1/σ²
+    torch.testing.assert_close(-loss(of_data, features, targets), exact)
+    weak = closed_form.solve(features, targets, RHO, ROWS / NOISE / 2)
+    few = closed_form.solve(features[:5], targets[:5], RHO, ROWS / NOISE)
+    assert -loss(weak, features, targets) < exact - 0.1
+    assert -loss(few, features, targets) < exact - 0.1
+    assert abs(-loss(of_data, features, targets, "predictive") - exact) > 1
 
 
 @pytest.mark.parametrize("outer", ["expected", "predictive"])
 def test_a_rows_likelihood_equals_quadrature_over_the_dense_posterior(outer: Outer) -> None:
     """With 60 Gauss-Hermite nodes; the other form of the likelihood differs from the same quadrature."""
-    phi, targets = rows()
+    features, targets = rows()
     test, answers = normal(5, WIDTH, at="test"), normal(5, OUTPUTS, at="answers")
-    q = closed_form.solve(phi, targets, RHO, 40.0)
-    covariance = torch.linalg.inv(RHO * torch.eye(WIDTH).double() + 40.0 / ROWS * phi.T @ phi)
-    mean, sd = test @ covariance @ phi.T @ targets * 40.0 / ROWS, (test @ covariance @ test.T).diagonal().sqrt()
+    q = closed_form.solve(features, targets, RHO, 40.0)
+    covariance = torch.linalg.inv(RHO * torch.eye(WIDTH).double() + 40.0 / ROWS * features.T @ features)
+    mean, sd = test @ covariance @ features.T @ targets * 40.0 / ROWS, (test @ covariance @ test.T).diagonal().sqrt()
     nodes, weights = map(torch.from_numpy, np.polynomial.hermite_e.hermegauss(60))
     f = mean[..., None] + sd[:, None, None] * nodes
     log_probs = -0.5 * ((answers[..., None] - f) ** 2 / NOISE + math.log(2 * math.pi * NOISE))
@@ -164,7 +164,13 @@ def test_a_distilled_coreset_predicts_better_than_its_start_with_learned_scales(
         scores[learns] = nll(fit(METHOD, "student", data, {"coreset": [made]}, **changes), data)
     start = selected(data, 6, 1.0, rng=Seed(0).fold("start"))
     assert torch.equal(made.tensors["images"], start.images) and torch.equal(made.tensors["labels"], start.labels)
-    assert not torch.allclose(made.tensors[SCALES], torch.tensor([1.0, 160.0, 0.5]).log())
+    config = config_of(METHOD, "regression", **changes)
+    first = RegressionLoss(data, config, None, Seed(0).fold("distil"))
+    before, (inputs, _) = Scales.of(first.parameters()[0].detach()), data.tensors("train")
+    norms = phi(first._pool.draw(0)[1], inputs).square().sum(1)
+    assert float((norms / before.rho).mean()) == pytest.approx(1.0, rel=1e-5)  # prior_variance
+    assert [float(before.gamma), float(before.noise_variance)] == pytest.approx([160.0, 0.5], rel=1e-5)
+    assert not torch.allclose(made.tensors[SCALES], first.parameters()[0], atol=0.1)
     assert scores["rows"] < scores["scales"] - 0.1
 
 

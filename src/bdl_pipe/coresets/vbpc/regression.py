@@ -12,13 +12,15 @@ for classes (eq. 27).
 
 Deviations: the pseudo-rows' inputs and targets are learned with log ρ, log γ and log σ², by the training rows alone. γ
 starts at n/σ², where each of the n̂ rows (β_S = n̂) counts as n/n̂ training rows; a fixed γ = 100 is the weight of 100
-rows of variance 1, however many rows the coreset stands for. β_D is 1, the bound's own. With ``learns: scales`` the
+rows of variance 1, however many rows the coreset stands for. ρ starts where functions have the variance of the targets:
+from ρ = 1, 256 features and 300 steps, σ² ended above the variance of the targets (gestation, 89 columns). β_D is 1,
+the bound's own. With ``learns: scales`` the
 inputs and targets stay those of the training rows from which the distillation starts.
 """
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 from jaxtyping import Float
@@ -38,6 +40,8 @@ from .closed_form import HeadPosterior
 from .posterior import StudentConfig
 from .regression_posterior import SCALES, Scales, fit_student, phi, solve
 
+_ROWS: Final = 1_000  # training rows, whose features set the initial ρ
+
 
 @dataclass(frozen=True)
 class VbpcRegressionConfig:
@@ -46,7 +50,8 @@ class VbpcRegressionConfig:
     Attributes:
         rows: the number of coreset rows.
         network: the architecture of the pool's and the student's networks.
-        rho: the initial ρ, the precision of the prior of the head's weights.
+        prior_variance: the initial variance ‖φ‖²/ρ of a function's value under the prior, in the mean over training
+            rows and in units of the transformed targets. ρ is the precision of the prior of the head's weights.
         noise_variance: the initial σ², in units of the transformed targets.
         beta_dataset: β_D, the weight of the KL in the outer loss.
         coreset: the settings of the distillation.
@@ -58,7 +63,7 @@ class VbpcRegressionConfig:
 
     rows: int
     network: networks.NetworkConfig
-    rho: float
+    prior_variance: float
     noise_variance: float
     beta_dataset: float
     coreset: DistilConfig
@@ -67,7 +72,7 @@ class VbpcRegressionConfig:
     learns: Literal["rows", "scales"] = field(default="rows", metadata=LATER)
 
     def __post_init__(self) -> None:
-        for name in ("rows", "rho", "noise_variance"):
+        for name in ("rows", "prior_variance", "noise_variance"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
         require(self.beta_dataset >= 0, "beta_dataset", "must be >= 0", self.beta_dataset)
         require(self.coreset.start != "noise", "coreset.start", "must be random, kmeans or herding", "noise")
@@ -118,9 +123,15 @@ class RegressionLoss(PoolSurrogate):
         super().__init__(data, config, memory, rng)
         self._regression, self._rows = config, len(data.train)
         self._train = data.rows("train", data.device)  # a table's rows are transformed once, not in each step
-        gamma = self._rows / config.noise_variance
-        logs = [math.log(value) for value in (config.rho, gamma, config.noise_variance)]
+        rho, gamma = self._mean_square() / config.prior_variance, self._rows / config.noise_variance
+        logs = [math.log(value) for value in (rho, gamma, config.noise_variance)]
         self._log_scales = torch.tensor(logs, device=data.device, requires_grad=True)
+
+    @torch.no_grad()
+    def _mean_square(self) -> float:
+        """Return the mean of ‖φ‖² over the first training rows, for one network of the pool at its start."""
+        inputs, _ = self._train.slice(0, _ROWS)
+        return float(phi(self._pool.draw(0)[1], inputs).square().sum(1).mean())
 
     def parameters(self) -> list[Tensor]:
         return [self._log_scales]
@@ -151,7 +162,7 @@ class RegressionLoss(PoolSurrogate):
 
 def default(size: Size) -> Section:
     """Return the hyperparameters, with at most fifty rows."""
-    coreset = {"steps": size.steps(1_000), "batch": min(256, size.train)}
+    coreset = {"steps": size.steps(500), "batch": min(256, size.train)}
     return {"rows": min(50, max(1, size.train // 4)), "network": size.network, "coreset": coreset}
 
 
@@ -171,11 +182,17 @@ VBPC_REGRESSION = Method(
         "student.lr": (1e-5, 1e-2, "log"),
     },
     settings={
-        "rho": 1.0,
+        "prior_variance": 1.0,
         "noise_variance": 0.5,
         "beta_dataset": 1.0,
-        "coreset": {"lr": 0.03, "label_lr": 0.03, **POOLED, "augmentation": {"choose": "all"}},
-        "student": {"steps": 100, "lr": 1e-3, "augmentation": {"choose": "all"}},
+        "coreset": {
+            "lr": 0.03,
+            "label_lr": 0.1,
+            **POOLED,
+            "pool": {"networks": 10, "steps": 100, "lr": 1e-3},
+            "augmentation": {"choose": "all"},
+        },
+        "student": {"steps": 50, "lr": 1e-3, "augmentation": {"choose": "all"}},
     },
     program=True,
     default=Default(3.0, "vbpc_regression", default, suits=lambda size: False),
