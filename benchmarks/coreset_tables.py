@@ -91,6 +91,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
+    commit = provenance.commit()  # of the code that this process has read
     until, stored = time.monotonic() + 60 * chosen.minutes, done(OUT / "regression.csv")
     digests = {}
     for table in tables():
@@ -110,7 +111,7 @@ def main() -> None:
                 if time.monotonic() > until:
                     return
                 assert profile is not None
-                row = measured(fit, profile)
+                row = measured(fit, profile, commit)
                 add(OUT / "regression.csv", row)
                 stored.add(fit)
                 print(f"{fit.table} split {fit.split} {fit.name} {fit.rows or ''}: NLL {row['nll']}", flush=True)
@@ -140,7 +141,7 @@ def split_of(profile: Profile, split: int, rng: Seed) -> tuple[FitData, Examples
     return data, take(raw.train, test)
 
 
-def measured(fit: Fit, profile: Profile) -> dict[str, Any]:
+def measured(fit: Fit, profile: Profile, commit: str) -> dict[str, Any]:
     """Fit, and return a row of the table of scores."""
     rng = Seed(0).fold("coreset tables", fit.table, fit.split)
     data, test = split_of(profile, fit.split, rng.fold("prepare"))
@@ -154,7 +155,7 @@ def measured(fit: Fit, profile: Profile) -> dict[str, Any]:
     counts = {"train": len(data.train), "test": len(test)}
     scores = {"nll": f"{nll:.5f}", "rmse": f"{rmse:.6g}", "seconds": f"{seconds:.2f}"}
     about = {"table": fit.table, "split": fit.split, "fit": fit.name, "rows": fit.rows}
-    return about | counts | scores | {"commit": provenance.commit()}
+    return about | counts | scores | {"commit": commit}
 
 
 def fitted(fit: Fit, data: FitData, size: Size, rng: Seed) -> State:

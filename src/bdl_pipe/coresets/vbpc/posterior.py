@@ -129,11 +129,6 @@ class CoresetPosterior(ABC):
         """Return the predictive of transformed inputs; ``rng`` is not used."""
 
     @torch.no_grad()
-    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
-        """Return the layer of q(W)'s mean at transformed inputs; ``rng`` is not used."""
-        return linear(self.features(inputs), self.head.mean.T)
-
-    @torch.no_grad()
     def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
         """Return the Gaussian over logits, or means of targets, at the rows of each group [group, row, ...].
 
@@ -166,6 +161,11 @@ class VbpcPosterior(CoresetPosterior):
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
         """Return class probabilities of transformed inputs; ``rng`` is not used."""
         return self.head.predict(self.features(inputs))
+
+    @torch.no_grad()
+    def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
+        """Return the layer of q(W)'s mean at transformed inputs; ``rng`` is not used."""
+        return linear(self.features(inputs), self.head.mean.T)
 
 
 SETTINGS: Final[Section] = {
