@@ -167,7 +167,7 @@ def test_a_distilled_coreset_predicts_better_than_its_start_with_learned_scales(
     config = config_of(METHOD, "regression", **changes)
     first = RegressionLoss(data, config, None, Seed(0).fold("distil"))
     before, (inputs, _) = Scales.of(first.parameters()[0].detach()), data.tensors("train")
-    norms = phi(first._pool.draw(0)[1], inputs).square().sum(1)
+    norms = phi(first._pool.draw(0)[1], inputs).detach().square().sum(1)
     assert float((norms / before.rho).mean()) == pytest.approx(1.0, rel=1e-5)  # prior_variance
     assert [float(before.gamma), float(before.noise_variance)] == pytest.approx([160.0, 0.5], rel=1e-5)
     assert not torch.allclose(made.tensors[SCALES], first.parameters()[0], atol=0.1)

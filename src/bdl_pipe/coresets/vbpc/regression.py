@@ -161,9 +161,10 @@ class RegressionLoss(PoolSurrogate):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters, with at most fifty rows."""
+    """Return the hyperparameters, with at most fifty rows and, for a table, the wide network of the closed form."""
+    network = {"name": "mlp", "hidden": [256]} if size.image is None else size.network
     coreset = {"steps": size.steps(500), "batch": min(256, size.train)}
-    return {"rows": min(50, max(1, size.train // 4)), "network": size.network, "coreset": coreset}
+    return {"rows": min(50, max(1, size.train // 4)), "network": network, "coreset": coreset}
 
 
 VBPC_REGRESSION = Method(
@@ -195,6 +196,8 @@ VBPC_REGRESSION = Method(
         "student": {"steps": 50, "lr": 1e-3, "augmentation": {"choose": "all"}},
     },
     program=True,
-    default=Default(3.0, "vbpc_regression", default, suits=lambda size: False),
+    default=Default(
+        3.0, "vbpc_regression", default, suits=lambda size: False
+    ),  # not offered: few rows beside fits to all rows
     upstream={"vbpc_regression": Upstream("coreset", 1, 3.0, default)},
 )
