@@ -162,7 +162,7 @@ class RegressionLoss(PoolSurrogate):
 
 def default(size: Size) -> Section:
     """Return the hyperparameters, with at most fifty rows and, for a table, the wide network of the closed form."""
-    network = {"name": "mlp", "hidden": [256]} if size.image is None else size.network
+    network = size.network if size.image is not None else {**size.network, "hidden": [256]}
     coreset = {"steps": size.steps(500), "batch": min(256, size.train)}
     return {"rows": min(50, max(1, size.train // 4)), "network": network, "coreset": coreset}
 
