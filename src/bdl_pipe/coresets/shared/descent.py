@@ -235,7 +235,8 @@ class _Distillation:
     ) -> State:
         state = coreset.state(data, {"coreset": self.name, self.size: getattr(config, self.size), **about})
         learned = zip(self.learned, parameters, strict=False)  # the names are of the first parameters
-        return State(state.tensors | {name: value.detach().cpu().clone() for name, value in learned}, state.config)
+        tensors = {name: value.detach().cpu().clone() for name, value in learned}
+        return State({**state.tensors, **tensors}, state.config)
 
     def _start(self, data: FitData, config: Any, rng: Seed) -> Coreset:
         outer, select = self.descent(config), balanced if self.size == "ipc" else selected

@@ -129,8 +129,8 @@ def selected(data: FitData, rows: int, label_scale: float, *, rng: Seed, choice:
         inputs = data.transform.inputs(data.train.inputs).flatten(1).numpy()
         index = _near_centres(inputs, rows, generator) if choice == "kmeans" else _herded(inputs, rows)
     index = np.sort(index)
-    inputs, targets = data.transform.rows(data.train.inputs[index], data.train.targets[index])
-    return Coreset(inputs, label_scale * targets, torch.zeros(rows, dtype=torch.int64))
+    chosen, targets = data.transform.rows(data.train.inputs[index], data.train.targets[index])
+    return Coreset(chosen, label_scale * targets, torch.zeros(rows, dtype=torch.int64))
 
 
 def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:
