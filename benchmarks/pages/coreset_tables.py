@@ -18,13 +18,14 @@ OUT: Final = Path("results/vbpc")
 NEAR: Final = 0.05  # nats
 SIZES: Final = tuple(sorted(coreset_tables.SIZES))
 _TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows of a standard split
+_NONE: Final = "—"
 TOLD: Final = {"vbpc": "distilled", "random": "random", "kmeans": "k-means"}
 
 
 def page(frame: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     """Return the page of scores (``read``) and facts."""
     parts = ["# Coresets of tables", _about(), _facts(frame, facts), "## How many tables are within .05 nats", COUNTS]
-    parts += [_counts(frame), "## Differences of NLL", DIFFERENCES]
+    parts += [_counts(frame), *_below(frame), "## Differences of NLL", DIFFERENCES]
     parts += [_table(frame, size) for size in SIZES if (frame["rows"] == size).any()]
     parts += ["## Settings", f"```json\n{json.dumps(facts['settings']['vbpc'])}\n```"]
     return "\n\n".join(parts) + "\n"
@@ -89,10 +90,24 @@ def _counts(frame: pd.DataFrame) -> str:
             within = sum(mean <= NEAR for mean, _ in pairs)
             known, farther = sum(m + e <= NEAR for m, e in pairs), sum(m - e > NEAR for m, e in pairs)
             some = any(not math.isnan(mean) for mean, _ in pairs)
-            cells.append(f"{within}, {known}, {farther}" if some else "—")
+            cells.append(f"{within}, {known}, {farther}" if some else _NONE)
         if whole:
             rows.append((f"`{full}`", str(size), str(whole), *cells))
     return _markdown(rows)
+
+
+def _below(frame: pd.DataFrame) -> list[str]:
+    """Return, for each size, on how many tables the distilled rows have a lower NLL than selected rows."""
+    lines = []
+    for size in SIZES:
+        parts = []
+        for name in ("random", "kmeans"):
+            pairs = [difference(frame, table, ("vbpc", size), (name, size)) for table in _tables(frame)]
+            whole, lower = sum(not math.isnan(mean) for mean, _ in pairs), sum(mean < 0 for mean, _ in pairs)
+            known = sum(mean + error < 0 for mean, error in pairs)
+            parts += [f"{TOLD[name]} rows on {lower} of {whole} tables, established on {known}"] if whole else []
+        lines += [f"- {size} rows: below {', below '.join(parts)}."] if parts else []
+    return ["The NLL of the distilled rows:", "\n".join(lines)] if lines else []
 
 
 def _table(frame: pd.DataFrame, size: int) -> str:
@@ -101,19 +116,19 @@ def _table(frame: pd.DataFrame, size: int) -> str:
     rows: list[Sequence[str]] = [head, ("---", *("---:",) * (len(head) - 1))]
     for table in _tables(frame):
         of_full = frame[(frame["table"] == table) & (frame["fit"] == "full")]
-        if len(of_full) < coreset_tables.SPLITS:
-            continue
         pairs = [("vbpc", "full"), ("vbpc", "plain"), ("random", "full"), ("kmeans", "full")]
         beside = [_cell(*difference(frame, table, (name, size), (full, 0))) for name, full in pairs]
         between = [difference(frame, table, ("vbpc", size), (name, size)) for name in ("random", "kmeans")]
         cells = [_cell(mean, error, bracket=abs(mean) < error) for mean, error in between]
+        if len(of_full) < coreset_tables.SPLITS or {*beside} == {_NONE}:
+            continue
         rows.append((table, f"{int(of_full['train'].iloc[0]):,}", f"{of_full['nll'].mean():.3f}", *beside, *cells))
     return f"### {size} rows\n\n{_markdown(rows)}"
 
 
 def _cell(mean: float, error: float, *, bracket: bool = False) -> str:
     if math.isnan(mean):
-        return "—"
+        return _NONE
     text = f"{mean:+.3f} ± {error:.3f}"
     return f"({text})" if bracket else text
 
