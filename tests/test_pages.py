@@ -4,10 +4,12 @@ import csv
 import re
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
-from benchmarks.pages import method_costs, vbpc_ablations
+from benchmarks.pages import coreset_tables, method_costs, vbpc_ablations
 from benchmarks.pages.coresets import uncommitted
 from website import results
 
@@ -55,6 +57,18 @@ def test_an_effect_over_different_seeds_is_refused() -> None:
 def test_the_verdict_compares_the_signs_of_both_effects() -> None:
     of = {"++": "found", "0-": "not found", "+-": "the other sign", "00": "neither", "-0": "ours alone"}
     assert {signs: vbpc_ablations.verdict(*signs) for signs in of} == of
+
+
+def test_the_difference_of_two_fits_is_paired_by_split_and_missing_without_a_split() -> None:
+    """Three splits with the differences 1, 2 and 6; the same scores paired crosswise have another error."""
+    rows = [("wage", s, "full", 0, nll) for s, nll in enumerate((10.0, 20.0, 30.0))]
+    rows += [("wage", s, "vbpc", 50, nll) for s, nll in enumerate((11.0, 22.0, 36.0))]
+    frame = pd.DataFrame(rows, columns=["table", "split", "fit", "rows", "nll"])
+    mean, error = coreset_tables.difference(frame, "wage", ("vbpc", 50), ("full", 0))
+    assert (mean, error) == (pytest.approx(3.0), pytest.approx(((1 / 3 + 1 / 9) * 7.0) ** 0.5))
+    crossed = frame.assign(split=[0, 1, 2, 2, 0, 1])
+    assert coreset_tables.difference(crossed, "wage", ("vbpc", 50), ("full", 0))[1] > 2 * error
+    assert np.isnan(coreset_tables.difference(frame[:-1], "wage", ("vbpc", 50), ("full", 0))).all()
 
 
 def missing(page: Path) -> list[str]:

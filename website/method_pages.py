@@ -54,7 +54,7 @@ def picture(name: str, method: Method) -> str:
     """Return a method's picture with its caption; empty if it has none."""
     if not (PICTURES / f"{name}.png").exists():
         return ""
-    if "coreset" in method.stages:
+    if "coreset" in method.stages and "classification" in method.tasks:
         caption = "The learned coreset of Fashion-MNIST with one image for each class."
         return f"![The coreset of {name}](images/{name}.png)\n\n*{caption}*"
     curve = "100 noisy rows of sin 4x (dotted) with a gap: the mean, and the intervals of 50 and 90 %"

@@ -26,7 +26,7 @@ from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 OUT: Final = Path(__file__).parents[1] / "docs/methods/images"
-IMAGES_ALONE: Final = "coresets."  # the module of the methods that take only images
+IMAGES_ALONE: Final = "coresets."  # the module of the methods that, for classes, take only images
 ROWS: Final = {"random-ipc1": "random_coreset"}  # a row's name -> its method, if they differ
 SIDE: Final = 70  # points per side of the map of probabilities
 
@@ -49,7 +49,8 @@ def drawable() -> list[str]:
     return [
         name
         for name, method in METHODS.items()
-        if "student" in method.stages and IMAGES_ALONE not in METHODS.module(name) and name not in without_values
+        if "student" in method.stages and name not in without_values
+        if IMAGES_ALONE not in METHODS.module(name) or "regression" in method.tasks
     ]
 
 

@@ -17,7 +17,7 @@ from bdl_report.papers.pages import facts_of, markdown
 from benchmarks import cluster_throughput
 from benchmarks.decisions import page as decisions
 from benchmarks.gpu import page as gpu
-from benchmarks.pages import vbpc_ablations, vbpc_law
+from benchmarks.pages import coreset_tables, vbpc_ablations, vbpc_law
 from benchmarks.simulation import page as simulation
 from benchmarks.your_data import page as your_data
 
@@ -43,6 +43,7 @@ def pages() -> dict[Path, str]:
         RESULTS / "scale/throughput.md": cluster_throughput.page(scale["throughput"]),
         RESULTS / "vbpc/ablations-beside-the-paper.md": vbpc_ablations.page(ablations),
         RESULTS / "vbpc/law.md": vbpc_law.page(*vbpc_law.stored()),
+        RESULTS / "vbpc/regression.md": coreset_tables.page(*coreset_tables.read()),
         RESULTS / "your_data/README.md": your_data.page(
             your_data.read(RESULTS / "your_data"), your_data.facts(RESULTS / "your_data")
         ),

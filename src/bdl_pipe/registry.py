@@ -88,6 +88,7 @@ METHODS: Final[Lazy["Method"]] = Lazy(
         "sgmcmc": "sgmcmc.method:SGMCMC",
         "dark_knowledge": "dark_knowledge.distil:DARK_KNOWLEDGE",
         "vbpc": "coresets.vbpc.method:VBPC",
+        "vbpc_regression": "coresets.vbpc.regression:VBPC_REGRESSION",
         "random_coreset": "coresets.random_selection:RANDOM_CORESET",
         "bpc_fkl": "coresets.bpc.methods:BPC_FKL",
         "bpc_rkl": "coresets.bpc.methods:BPC_RKL",
@@ -120,6 +121,7 @@ POSTERIORS: Final[Lazy[type["Posterior"]]] = Lazy(
     {
         "network_draws": "posterior:NetworkDraws",
         "vbpc": "coresets.vbpc.posterior:VbpcPosterior",
+        "vbpc_regression": "coresets.vbpc.regression_posterior:VbpcRegressionPosterior",
         "vbpc_bma": "coresets.protocols.closed_form:TrunkMixture",
         "last_layer": "last_layer.methods:LastLayerPosterior",
         "gp": "baselines.gp:GpPosterior",

@@ -10,7 +10,7 @@ protocol can be fitted to it. The published code of Zhou et al. 2022 (FRePo) tra
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Final, Literal, final
@@ -26,7 +26,7 @@ from ...method import FanIn, Inputs, Kind, StageSpec
 from ...progress import Report
 from ...seeds import Seed
 from ...training import loop
-from .init import Choice, Coreset, balanced
+from .init import Choice, Coreset, balanced, selected
 
 Search = Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]]  # as ``Method.search``
 RATES: Final[Search] = {"coreset.lr": (1e-3, 1e-1, "log"), "coreset.label_lr": (1e-3, 1.0, "log")}
@@ -172,6 +172,8 @@ def distilled_stage(
     surrogate: Make,
     section: str,
     *,
+    size: Literal["ipc", "rows"] = "ipc",
+    learned: Sequence[str] = (),
     needs: Mapping[Kind, FanIn] | None = None,
     validate_sources: Callable[[Any, Mapping[Kind, Any]], None] | None = None,
 ) -> StageSpec:
@@ -180,10 +182,13 @@ def distilled_stage(
     Args:
         name: the method's name.
         surrogate: makes the method's surrogate.
-        section: the key of the method's config whose ``descent`` is the outer loop; the config also has ``ipc``.
+        section: the key of the method's config whose ``descent`` is the outer loop.
+        size: the key of the number of coreset rows: ``ipc`` of each class, or ``rows`` of a regression.
+        learned: the names that the surrogate's own parameters have in the coreset's state, from the first one on. The
+            state does not have the others.
         needs, validate_sources: see ``StageSpec``.
     """
-    method = _Distillation(name, surrogate, attrgetter(f"{section}.descent"))
+    method = _Distillation(name, surrogate, attrgetter(f"{section}.descent"), size, tuple(learned))
     return StageSpec(
         method.fit,
         needs={**(needs or {}), "coreset": "earlier"},
@@ -200,6 +205,8 @@ class _Distillation:
     name: str
     surrogate: Make
     descent: Callable[[Any], Descent]
+    size: Literal["ipc", "rows"]
+    learned: tuple[str, ...]
 
     def fit(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State:
         """Distil a coreset: ``images``, ``labels``, ``classes`` and the un-transformed ``raw``.
@@ -214,18 +221,29 @@ class _Distillation:
         loss = self.surrogate(data, inputs, config, start, address)
         task = CoresetDescent(start, loss, label_unit=outer.label_unit, average=outer.average, rng=address)
         loop.run_steps(task, outer.optimiser, outer.steps, report)
-        about = {"coreset": self.name, "ipc": config.ipc, "config": to_mapping(config)}
-        return with_earlier(inputs, task.coreset().state(data, about))
+        state = self._state(task.coreset(), data, config, loss.parameters(), {"config": to_mapping(config)})
+        return with_earlier(inputs, state)
 
     def read(self, checkpoint: State, data: FitData, inputs: Inputs, config: Any, *, rng: Seed) -> State:
         """Return the coreset in a checkpoint; searches score it before the distillation ends."""
         outer, start = self.descent(config), self._start(data, config, rng)
-        coreset = kept(under("task.", checkpoint.tensors), start, outer.label_unit, outer.average)
-        return with_earlier(inputs, coreset.state(data, {"coreset": self.name, "ipc": config.ipc}))
+        tensors = under("task.", checkpoint.tensors)
+        coreset = kept(tensors, start, outer.label_unit, outer.average)
+        learned = [tensors[f"learned.{i}"] for i in range(len(self.learned))]
+        return with_earlier(inputs, self._state(coreset, data, config, learned, {}))
+
+    def _state(
+        self, coreset: Coreset, data: FitData, config: Any, parameters: Sequence[Tensor], about: Mapping[str, object]
+    ) -> State:
+        state = coreset.state(data, {"coreset": self.name, self.size: getattr(config, self.size), **about})
+        learned = zip(self.learned, parameters, strict=False)  # the names are of the first parameters
+        tensors = {name: value.detach().cpu().clone() for name, value in learned}
+        return State({**state.tensors, **tensors}, state.config)
 
     def _start(self, data: FitData, config: Any, rng: Seed) -> Coreset:
-        outer, place = self.descent(config), rng.fold("start")
-        return balanced(data, config.ipc, outer.label_scale, rng=place, choice=outer.start).to(data.device)
+        outer, select = self.descent(config), balanced if self.size == "ipc" else selected
+        count, place = getattr(config, self.size), rng.fold("start")
+        return select(data, count, outer.label_scale, rng=place, choice=outer.start).to(data.device)
 
 
 def with_earlier(inputs: Inputs, new: State) -> State:

@@ -1,4 +1,4 @@
-"""The initial coreset: real training images, equally many of each class, with scaled labels.
+"""The initial coreset: real training images, equally many of each class, with scaled labels; or rows of a regression.
 
 The rows of a class are drawn at random or selected by their raw inputs: the row nearest to each centre of a k-means of
 the class, or herding, where the mean of the selected rows follows the mean of the class (Welling 2009, with inputs as
@@ -31,7 +31,7 @@ class Coreset:
     Attributes:
         images: x̂ [n, channel, height, width] (or [n, feature]).
         labels: Ŷ [n, k], real-valued.
-        classes: the class of each row's initial image [n].
+        classes: the class of each row's initial image [n]; 0 in regression.
     """
 
     images: Float[Tensor, "n ..."]
@@ -107,6 +107,30 @@ def balanced(data: FitData, ipc: int, label_scale: float, *, rng: Seed, choice: 
     onehot = F.one_hot(classes, data.outputs).to(torch.float32)
     labels = label_scale * (onehot - 1 / data.outputs) / math.sqrt(data.outputs / 10)
     return Coreset(data.transform.inputs(raw), labels, classes)
+
+
+def selected(data: FitData, rows: int, label_scale: float, *, rng: Seed, choice: Choice = "random") -> Coreset:
+    """Select ``rows`` different training rows of a regression, as one class.
+
+    The labels are the transformed targets times ``label_scale``. The rows for ``kmeans`` and ``herding`` are selected
+    by their transformed inputs, since the columns of a table have units.
+
+    Raises:
+        DataError: there are fewer training rows.
+        ConfigError: ``choice`` is ``noise``, which is for the pixels of images with classes.
+    """
+    require(choice != "noise", "coreset.start", "must be random, kmeans or herding in regression", choice)
+    count, generator = len(data.train), rng.numpy()
+    if count < rows:
+        raise DataError(f"the data have {count} training rows: rows must be at most that, got {rows}")
+    if choice == "random":
+        index = generator.choice(count, rows, replace=False)
+    else:
+        inputs = data.transform.inputs(data.train.inputs).flatten(1).numpy()
+        index = _near_centres(inputs, rows, generator) if choice == "kmeans" else _herded(inputs, rows)
+    index = np.sort(index)
+    chosen, targets = data.transform.rows(data.train.inputs[index], data.train.targets[index])
+    return Coreset(chosen, label_scale * targets, torch.zeros(rows, dtype=torch.int64))
 
 
 def _near_centres(inputs: np.ndarray, count: int, generator: np.random.Generator) -> np.ndarray:

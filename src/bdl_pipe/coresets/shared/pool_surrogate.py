@@ -17,7 +17,7 @@ classes from claiming all inputs that differ from an earlier *synthetic* row (re
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple, final
+from typing import Any, ClassVar, Final, Literal, NamedTuple, final
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from torch import Tensor
 from ... import networks
 from ...artifacts import under
 from ...config import LATER
-from ...data.augment import AugmentConfig, augment
+from ...data.augment import AugmentConfig
 from ...data.fitdata import FitData
 from ...errors import require, require_positive
 from ...method import Inputs
@@ -36,6 +36,7 @@ from ...training import loop
 from .descent import Descent, Surrogate, check_average
 from .init import Choice, Coreset
 from .pool import ModelPool, PoolConfig
+from .trunk import augmented
 
 _REPORT_EVERY: Final = 20  # steps between reports of the batch accuracy
 
@@ -139,7 +140,7 @@ class OuterProblem(NamedTuple):
     Attributes:
         network: a network of the pool.
         coreset, labels: the coreset's augmented images and its labels, with a graph.
-        images, classes: augmented training rows and their classes.
+        images, classes: augmented training rows and their classes, in regression their transformed targets [b, k].
         weights: the weights of these rows [b], with the sum 1. With None, the loss is the mean over the rows.
         rng: the step's seed address.
     """
@@ -156,12 +157,14 @@ class OuterProblem(NamedTuple):
 class PoolSurrogate(Surrogate):
     """A loss of a batch given the coreset, computed with one network of a pool."""
 
+    SCORE: ClassVar = "batch_accuracy"
+
     def __init__(self, data: FitData, config: Any, memory: Memory | None, rng: Seed) -> None:
         """Create the surrogate; ``config`` has the pool's ``network`` and ``coreset``, a :class:`DistilConfig`."""
         self._data, self._config, self._memory, self._rng = data, config.coreset, memory, rng
         shape, outputs, pool = data.input_shape, data.outputs, config.coreset.pool
         self._pool = ModelPool(pool, config.network, shape, outputs, rng=rng.fold("pool"), device=data.device)
-        self._slot, self._accuracy = 0, torch.zeros(())
+        self._slot, self._score = 0, torch.zeros(())
 
     @classmethod
     def of_fit(cls, data: FitData, inputs: Inputs, config: Any, start: Coreset, rng: Seed) -> "PoolSurrogate":
@@ -173,7 +176,11 @@ class PoolSurrogate(Surrogate):
 
     @abstractmethod
     def outer_loss(self, problem: OuterProblem) -> tuple[Tensor, Tensor]:
-        """Return the loss [] of a batch given the coreset, and the outputs [b, k] that predict classes."""
+        """Return the loss [] of a batch given the coreset, and the outputs [b, k] that predict classes or targets."""
+
+    def row_scores(self, outputs: Tensor, targets: Tensor) -> Float[Tensor, " b"]:
+        """Return the value of each row whose mean is reported as ``SCORE``: 1 if the row's class is predicted."""
+        return (outputs.argmax(1) == targets).float()
 
     def loss(self, images: Tensor, labels: Tensor, step: int, rng: Seed) -> Tensor:
         self._slot, network = self._pool.draw(step)
@@ -183,20 +190,20 @@ class PoolSurrogate(Surrogate):
             inner, outer = memory.halves(rng.fold("halves"))
             images, labels = memory.union(images, labels, inner)
             weights, there = memory.weights(len(rows), outer), outer.to(rows.device, non_blocking=True)
-            stand_ins = augment(memory.coreset.images[there], augmentation, rng.fold("memory"))
+            stand_ins = augmented(memory.coreset.images[there], augmentation, rng.fold("memory"))
             rows, classes = torch.cat([rows, stand_ins]), torch.cat([classes, memory.coreset.classes[there]])
-        coreset = augment(images, augmentation, rng.fold("coreset"))
+        coreset = augmented(images, augmentation, rng.fold("coreset"))
         loss, outputs = self.outer_loss(OuterProblem(network, coreset, labels, rows, classes, weights, rng))
         if self._reports(step):
-            right = (outputs.detach().argmax(1) == classes).float()
-            self._accuracy = right.mean() if weights is None else weights @ right
+            scores = self.row_scores(outputs.detach(), classes)
+            self._score = scores.mean() if weights is None else weights @ scores
         return loss
 
     def after(self, step: int, loss: Tensor, images: Tensor, labels: Tensor) -> dict[str, float]:
         fit = self.train_network(images, labels)
         if not self._reports(step):
             return {}
-        return {"loss": float(loss), "batch_accuracy": float(self._accuracy), "pool_loss": float(fit)}
+        return {"loss": float(loss), self.SCORE: float(self._score), "pool_loss": float(fit)}
 
     def train_network(self, images: Tensor, labels: Tensor) -> Tensor:
         """Train the drawn network for one step on the coreset, and return its loss []."""
@@ -215,6 +222,6 @@ class PoolSurrogate(Surrogate):
         return (step + 1) % _REPORT_EVERY == 0 or step + 1 == self._config.steps
 
     def _batch(self, address: Seed) -> tuple[Tensor, Tensor]:
-        """Draw augmented training rows with replacement, and their classes."""
+        """Draw augmented training rows with replacement, and their classes or targets."""
         images, classes = self._data.batch(self._config.batch, address.fold("batch"))
-        return augment(images, self._config.augmentation, address.fold("augment")), classes
+        return augmented(images, self._config.augmentation, address.fold("augment")), classes

@@ -93,6 +93,16 @@ def features(network: networks.Network, images: Tensor, feature_scale: float) ->
     return feature_scale * network.eval().features(images)
 
 
+def augmented(inputs: Tensor, augmentation: AugmentConfig, rng: Seed) -> Tensor:
+    """Augment images, or rows of a table, which are images of one pixel with a channel for each column.
+
+    Only noise has a meaning for rows.
+    """
+    if inputs.ndim > 2:
+        return augment(inputs, augmentation, rng)
+    return augment(inputs[:, :, None, None], augmentation, rng)[:, :, 0, 0]
+
+
 def coreset_loss(
     network: networks.Network, images: Tensor, labels: Tensor, augmentation: AugmentConfig, rng: Seed
 ) -> Tensor:
@@ -102,5 +112,5 @@ def coreset_loss(
     """
     network.train()
     with networks.dropout_masks(network, rng.fold("dropout")):
-        error = network(augment(images, augmentation, rng)) - labels
+        error = network(augmented(images, augmentation, rng)) - labels
     return 0.5 * error.square().sum(1).mean()

@@ -29,10 +29,14 @@ from ...joint_predictive import GaussianFunctions
 from ...predictive import Categorical, mean_field
 from ...seeds import Seed
 
+Positive = float | Float[Tensor, ""]
+
 
 @dataclass(frozen=True)
 class HeadPosterior:
-    """The posterior q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`; differentiable in features and labels.
+    """The posterior q(W) = Π_j N(w_j | m_j, V), made by :func:`solve`.
+
+    It is differentiable in features and labels, and in ρ and γ if they are tensors.
 
     Attributes:
         features: Φ [n, h] if n <= h (dual); None if n > h (primal), where the factor suffices.
@@ -45,8 +49,8 @@ class HeadPosterior:
     features: Float[Tensor, "n h"] | None
     mean: Float[Tensor, "h k"]
     factor: Float[Tensor, "m m"]
-    rho: float
-    ratio: float
+    rho: Positive
+    ratio: Positive
 
     def kl(self) -> Float[Tensor, ""]:
         """Compute KL[q ‖ p] in nats, including constants (eq. 28–30).
@@ -140,8 +144,8 @@ def _whitened(factor: Float[Tensor, "m m"], vectors: Float[Tensor, "group row m"
 def solve(
     features: Float[Tensor, "n h"],
     labels: Float[Tensor, "n k"],
-    rho: float = 1.0,
-    gamma: float = 100.0,
+    rho: Positive = 1.0,
+    gamma: Positive = 100.0,
     beta: float | None = None,
 ) -> HeadPosterior:
     """Solve for the posterior of the head given a coreset (eq. 21).
@@ -162,7 +166,7 @@ def solve(
     """
     temper = float(len(features)) if beta is None else beta
     for name, value in (("rho", rho), ("gamma", gamma), ("beta", temper)):
-        require(value > 0, name, "must be > 0", value)
+        require(bool(value > 0), name, "must be > 0", value)
     n, h = features.shape
     ratio = gamma / (rho * temper)
     gram = features @ features.T if n <= h else features.T @ features
@@ -175,7 +179,7 @@ def solve(
     return HeadPosterior(features if n <= h else None, mean, factor, rho, ratio)
 
 
-def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
+def _factor(matrix: Float[Tensor, "m m"], ratio: Positive) -> Float[Tensor, "m m"]:
     """Return the lower Cholesky factor; if it does not exist, raise Diverged on a CPU and return NaN on other devices.
 
     A check would have to wait for the device; the training loop detects NaN in the loss.
@@ -187,9 +191,9 @@ def _factor(matrix: Float[Tensor, "m m"], ratio: float) -> Float[Tensor, "m m"]:
         return factor
     if not bool(matrix.isfinite().all()):
         raise Diverged("the coreset's features became NaN or too large: lower the learning rate")
-    largest = float(matrix.detach().diagonal().max())
+    largest, a = float(matrix.detach().diagonal().max()), float(ratio)
     raise Diverged(
-        f"I + aΦΦᵀ has entries up to {largest:.3g} at a = gamma/(rho n) = {ratio:.3g}, too large for a factor in "
+        f"I + aΦΦᵀ has entries up to {largest:.3g} at a = gamma/(rho n) = {a:.3g}, too large for a factor in "
         f"{matrix.dtype}: raise rho, or lower gamma or feature_scale"
     )
 

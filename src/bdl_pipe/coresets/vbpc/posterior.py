@@ -5,8 +5,9 @@ prediction is one forward pass (eq. 25, 31). The state has m, the Cholesky facto
 n̂ > h, it has m and the factor of A (h×h).
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, Final, final
+from typing import Any, ClassVar, Final, Self, final
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from ...joint_predictive import GaussianFunctions
 from ...method import Inputs
 from ...networks.base import Replicas
 from ...networks.last_layer import LastLayer, linear
-from ...predictive import Categorical
+from ...predictive import Categorical, Predictive
 from ...progress import Report
 from ...seeds import Seed
 from ...training.loop import OptimiserConfig, run_steps
@@ -95,11 +96,16 @@ class Spec:
     ratio: float
 
 
-@final
-class VbpcPosterior:
-    """A posterior of one trunk φ and q(W), which predicts in closed form."""
+class CoresetPosterior(ABC):
+    """A posterior of one trunk φ and q(W), which predicts in closed form.
 
-    key = "vbpc"
+    Attributes:
+        key: the posterior's key in ``registry.POSTERIORS``.
+        spec_type: the class of ``spec``.
+    """
+
+    key: ClassVar[str]
+    spec_type: ClassVar[type[Spec]] = Spec
 
     def __init__(self, spec: Spec, trunk: dict[str, Tensor], head: HeadPosterior) -> None:
         """Create the posterior; ``trunk`` is the ``state_dict`` of the network without a head."""
@@ -112,7 +118,43 @@ class VbpcPosterior:
     def features(self, inputs: Tensor) -> Tensor:
         """Compute φ(x) [b, h] of transformed inputs."""
         with self._networks.one() as network:
-            return torch.cat([features(network, part, self.spec.feature_scale) for part in inputs.split(_CHUNK)])
+            return torch.cat([self._phi(network, part) for part in inputs.split(_CHUNK)])
+
+    def _phi(self, network: networks.Network, inputs: Tensor) -> Tensor:
+        return features(network, inputs, self.spec.feature_scale)
+
+    @abstractmethod
+    def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
+        """Return the predictive of transformed inputs; ``rng`` is not used."""
+
+    @torch.no_grad()
+    def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
+        """Return the Gaussian over logits, or means of targets, at the rows of each group [group, row, ...].
+
+        ``rng`` is not used.
+        """
+        return self.head.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
+
+    def state(self) -> State:
+        head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}
+        tensors = self._networks.module.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
+        plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
+        return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> Self:
+        spec = read(cls.spec_type, state.config["spec"], "spec")
+        tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
+        trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
+        q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
+        return cls(spec, trunk, q)
+
+
+@final
+class VbpcPosterior(CoresetPosterior):
+    """The posterior of a coreset of classes."""
+
+    key = "vbpc"
 
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Categorical:
@@ -123,25 +165,6 @@ class VbpcPosterior:
     def last_layer(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> LastLayer:
         """Return the layer of q(W)'s mean at transformed inputs; ``rng`` is not used."""
         return linear(self.features(inputs), self.head.mean.T)
-
-    @torch.no_grad()
-    def functions(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> GaussianFunctions:
-        """Return the Gaussian over logits at the rows of each group [group, row, ...]; ``rng`` is not used."""
-        return self.head.functions(self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2]))
-
-    def state(self) -> State:
-        head = {k: getattr(self.head, k) for k in ("features", "mean", "factor")}
-        tensors = self._networks.module.state_dict() | {f"head.{k}": v for k, v in head.items() if v is not None}
-        plain = {k: v.detach().contiguous().clone() for k, v in tensors.items()}
-        return State(plain, {"posterior": self.key, "spec": to_mapping(self.spec)})
-
-    @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "VbpcPosterior":
-        spec = read(Spec, state.config["spec"], "spec")
-        tensors = {k: v.to(device, copy=True) for k, v in state.tensors.items()}
-        trunk, head = ({k: v for k, v in tensors.items() if k.startswith(part)} for part in ("trunk.", "head."))
-        q = HeadPosterior(head.get("head.features"), head["head.mean"], head["head.factor"], spec.rho, spec.ratio)
-        return cls(spec, trunk, q)
 
 
 PRECISIONS: Final[Search] = {"rho": (0.1, 1000.0, "log"), "gamma": (1.0, 10000.0, "log")}
@@ -172,13 +195,30 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
         Diverged: the loss or a weight became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
-    coreset, student = Coreset.for_fit(stored, data), config.student
-    outputs = coreset.labels.shape[1]
+    coreset = Coreset.for_fit(stored, data)
+    network = train_network(data, coreset, config, rng=rng, report=report)
+    with torch.no_grad():
+        q = config.solve(network, coreset.images, coreset.labels)
+    spec = Spec(config.network, data.input_shape, config.feature_scale, float(q.rho), float(q.ratio))
+    return VbpcPosterior(spec, trunk_of(network), q).state()
+
+
+def train_network(data: FitData, coreset: Coreset, config: Any, *, rng: Seed, report: Report) -> networks.Network:
+    """Train a new network on the coreset.
+
+    Args:
+        config: a config with ``network`` and ``student``.
+
+    Raises:
+        Diverged: the loss or a weight became NaN or infinite.
+    """
+    outputs, student = coreset.labels.shape[1], config.student
     network = networks.build(config.network, data.input_shape, outputs, rng=rng.fold("network")).to(data.device)
     task = TrunkObjective(network, coreset, student.augmentation, rng)
     run_steps(task, OptimiserConfig("adam", student.lr), student.steps, report)
-    with torch.no_grad():
-        q = config.solve(network, coreset.images, coreset.labels)
-    spec = Spec(config.network, data.input_shape, config.feature_scale, q.rho, q.ratio)
-    weights = network.state_dict()
-    return VbpcPosterior(spec, {k: v for k, v in weights.items() if k.startswith("trunk.")}, q).state()
+    return network
+
+
+def trunk_of(network: networks.Network) -> dict[str, Tensor]:
+    """Return the ``state_dict`` of a network without its head."""
+    return {k: v for k, v in network.state_dict().items() if k.startswith("trunk.")}
