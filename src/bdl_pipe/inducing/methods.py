@@ -176,27 +176,25 @@ def _from_model(kind: Kind, fit: ModelFit) -> Section:
     }
 
 
-def _of_images(kind: Kind, **weights: Any) -> Section:
-    """Return the settings of a method that comparisons omit: a small ConvNet."""
-    return {
+FFG_U = _method("ffg_u", 6.0, {**_INDUCING, **_SD})
+FCG_U = _method(
+    "fcg_u",
+    settings={
         "network": CONVNET,
         "training": {
             "epochs": 4,
             "batch": 64,
             "optimiser": {"name": "adam", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.2},
         },
-        "weights": {"kind": kind, **weights},
+        "weights": {"kind": "fcg_u", "rows": 16, "cols": 16, "lambda_max": 0.1},
         "draws": 5,
         "validation_draws": 5,
         "annealing": {"start": 1.0, "end": 2.0},
-    }
-
-
-FFG_U = _method("ffg_u", 6.0, {**_INDUCING, **_SD})
-FCG_U = _method("fcg_u", settings=_of_images("fcg_u", rows=16, cols=16, lambda_max=0.1))
+    },
+)
 ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5}, {"noise_variance": 0.1})
 FFG_W = _method("ffg_w", 3.0, _SD, {"noise_variance": 0.1})
 FCG_W = _method("fcg_w")
-MATRIX_NORMAL_W = _method("matrix_normal_w", settings=_of_images("matrix_normal_w", sd_init=1e-3))
-K_TIED_W = _method("k_tied_w", settings=_of_images("k_tied_w", sd_init=1e-3, rank=2))
-RANK1_W = _method("rank1_w", settings=_of_images("rank1_w", members=5))
+MATRIX_NORMAL_W = _method("matrix_normal_w", 3.0, _SD)
+K_TIED_W = _method("k_tied_w", 3.0, {**_SD, "rank": 2})
+RANK1_W = _method("rank1_w", 3.0, {**_SD, "members": 5})
