@@ -35,7 +35,8 @@ SCORES = EvaluateConfig(15, 7, 10, 3)
 HERE = [case for case in CASES if HAS_GPU or str(case) not in BEYOND_THE_POSE]
 ONCE = {(c.method, c.kind): c for c in sorted(HERE, key=lambda case: (-len(str(case)), case.task))}
 IMAGES = ("sgd", "deterministic", "swag", "sgmcmc")
-SAME = ("fcg_u", "ensemble_u", "fcg_w", "ciber_second", "d_vbll_bnn", "g_vbll_bnn", "multi_swag")
+SAME = ("fcg_u", "ensemble_u", "fcg_w", "matrix_normal_w", "k_tied_w", "rank1_w")
+SAME += ("ciber_second", "d_vbll_bnn", "g_vbll_bnn", "multi_swag")
 AGAIN = [
     c
     for c in HERE

@@ -33,7 +33,9 @@ SIZES: Final = {
     "images": Size("classification", 20_000, 784, image=(1, 28, 28), fewest=1000, has_test=True),
 }
 EMPTY: Final = ("datasets", "trajectories", "teachers", "coresets", "runs", "decisions")
-METHODS_ALONE: Final = read_yaml(ROOT / "params.yaml") | {section: {} for section in EMPTY}
+FILES: Final = ("params/inducing-convnet.yaml", "params/coresets.yaml", "params.yaml")  # the last one is preferred
+PARAMS: Final[dict[str, Any]] = {name: s for file in FILES for name, s in read_params(ROOT / file)["methods"].items()}
+METHODS_ALONE: Final = read_yaml(ROOT / "params.yaml") | {section: {} for section in EMPTY} | {"methods": PARAMS}
 CASES: Final = [(name, method.name) for name, size in SIZES.items() for method in offered(size)]
 
 
@@ -132,9 +134,6 @@ def test_a_limit_of_minutes_reduces_the_epochs() -> None:
     assert model.fitted_.about["config"]["training"]["epochs"] == least < whole
 
 
-ROOT: Final = Path(__file__).parents[2]
-FILES: Final = ("params/inducing-convnet.yaml", "params/coresets.yaml", "params.yaml")  # the last one is preferred
-PARAMS: Final[dict[str, Any]] = {name: s for file in FILES for name, s in read_params(ROOT / file)["methods"].items()}
 UNSET: Final = {"pretrained", "vbll_bnn", "d_vbll_bnn", "g_vbll_bnn", "fcg_w"}  # The user sets all their keys.
 
 

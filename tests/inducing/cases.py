@@ -8,6 +8,7 @@ from bdl_pipe.seeds import Seed
 
 UNIT = ("ffg_u", "fcg_u", "ensemble_u")
 ALL = (*UNIT, "ffg_w", "fcg_w")
+RIVALS = ("matrix_normal_w", "k_tied_w", "rank1_w")
 
 
 def conv_net() -> nn.Sequential:

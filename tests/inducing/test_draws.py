@@ -11,7 +11,7 @@ from bdl_pipe.inducing import Bayesian, bayesianize, draws, outputs
 from bdl_pipe.inducing.layers import Inducing
 from bdl_pipe.seeds import Seed
 
-from .cases import ALL, UNIT, conv_net, mlp, normal, shaken
+from .cases import ALL, RIVALS, UNIT, conv_net, mlp, normal, shaken
 
 
 def one_by_one(net: Bayesian, inputs: torch.Tensor, num_draws: int, rng: Seed = Seed(1)) -> torch.Tensor:
@@ -30,7 +30,7 @@ def small(kind: str = "ffg_u", **options: object) -> tuple[Bayesian, torch.Tenso
     return shaken(bayesianize(mlp(), kind, rows=3, cols=2, **options)).eval(), normal(5, 3)
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", (*ALL, *RIVALS))
 @pytest.mark.parametrize("together", [None, 1, 3, 20])
 def test_batched_draws_equal_a_loop_over_draws(kind: str, together: int | None) -> None:
     net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4, members=2)).eval(), normal(5, 3, 6, 6)

@@ -12,7 +12,7 @@ from bdl_pipe.inducing import bayesianize
 from bdl_pipe.inducing.matheron import Noise, Side, conditional_draw, conditional_kl, conditional_mean, side
 from bdl_pipe.seeds import Seed
 
-from .cases import ALL, conv_net, normal, one_noise, shaken
+from .cases import ALL, RIVALS, conv_net, normal, one_noise, shaken
 
 CONVOLUTIONS = [
     nn.Conv1d(4, 6, 3, stride=2, padding=1, dilation=2),
@@ -36,7 +36,7 @@ def patches(layer: nn.Module, inputs: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("layer", CONVOLUTIONS, ids=str)
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", (*ALL, *RIVALS))
 def test_a_convolution_equals_the_linear_layer_on_its_patches(layer: nn.Module, kind: str) -> None:
     net = shaken(bayesianize(layer, kind, rows=3, cols=4))
     inputs = normal(2, layer.in_channels, *[6] * (layer.weight.ndim - 2))
@@ -62,11 +62,11 @@ def test_a_network_without_spread_equals_the_network_of_conditional_means(shared
         torch.testing.assert_close(net.train(training)(inputs), expected.train(training)(inputs), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("kind", ["ffg_w", "fcg_w"])
+@pytest.mark.parametrize("kind", ["ffg_w", "fcg_w", *RIVALS])
 def test_weight_space_means_start_at_the_given_weights(kind: str) -> None:
     plain = conv_net().eval()
-    net = bayesianize(plain, kind).eval()
-    zeros = {k: torch.zeros_like(v) for k, v in one_noise(net).items()}
+    net = bayesianize(plain, kind, spread=0.0).eval()
+    zeros = {k: v if k == "member" else torch.zeros_like(v) for k, v in one_noise(net).items()}
     inputs = normal(5, 3, 6, 6)
     torch.testing.assert_close(net(inputs, zeros), plain(inputs))
 
@@ -85,9 +85,10 @@ def test_the_draw_of_a_layer_equals_equation_39() -> None:
     torch.testing.assert_close(layer(noise, layer.factors()), expected, rtol=1e-9, atol=1e-10)
 
 
-def test_drawn_outputs_and_weights_have_the_mean_and_deviation_of_the_closed_form() -> None:
+@pytest.mark.parametrize("kind", ["ffg_w", "matrix_normal_w", "k_tied_w"])
+def test_drawn_outputs_and_weights_have_the_mean_and_deviation_of_the_closed_form(kind: str) -> None:
     """E[W]x + E[b] and Var[W]x² + Var[b], with a normal number for each output of each row and place."""
-    net, inputs = shaken(bayesianize(nn.Conv2d(2, 3, 2), "ffg_w", sd_init=0.05, sd_max=0.3)), normal(4, 2, 3, 3)
+    net, inputs = shaken(bayesianize(nn.Conv2d(2, 3, 2), kind, sd_init=0.05, sd_max=0.3)), normal(4, 2, 3, 3)
     mean, sd = net.layers["network"].mean, net.layers["network"].sd
     (z,) = (v[0] for v in net.draw(1, Seed(3).generator(), inputs).values())
     expected = F.conv2d(inputs, mean[:, :-1].reshape(3, 2, 2, 2), mean[:, -1])

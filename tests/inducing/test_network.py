@@ -17,12 +17,12 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.inducing import bayesianize, kl, prune
 from bdl_pipe.seeds import Seed
 
-from .cases import ALL, conv_net, mlp, normal, one_noise, shaken
+from .cases import ALL, RIVALS, conv_net, mlp, normal, one_noise, shaken
 
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", (*ALL, *RIVALS))
 def test_every_parameter_gets_a_gradient_and_the_loss_falls(kind: str) -> None:
     net, inputs, losses = bayesianize(conv_net(), kind, rows=3, cols=4), normal(12, 3, 6, 6), list[float]()
     optimiser = torch.optim.Adam(net.parameters(), 0.02)
@@ -108,7 +108,7 @@ def test_a_compiled_network_equals_the_eager_network() -> None:
     assert ran.stdout.split() == ["equal"], ran.stderr
 
 
-@pytest.mark.parametrize("kind", ALL)
+@pytest.mark.parametrize("kind", (*ALL, *RIVALS))
 def test_autocast_rounds_the_network_and_not_the_weights(kind: str) -> None:
     net, inputs = shaken(bayesianize(conv_net(), kind, rows=3, cols=4)).eval(), normal(4, 3, 6, 6)
     noise = one_noise(net)

@@ -23,7 +23,7 @@ from tests.conftest import make_tiny_images
 from tests.refusals import refusal
 
 CLASSES = read(METHODS["bnn"].config, {**CONFIGS["bnn", "classification"], "noise": "each input"}, "methods.bnn")
-LEARNED = ("bnn", "dropout", "ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w")
+LEARNED = ("bnn", "dropout", "ffg_u", "fcg_u", "ensemble_u", "ffg_w", "fcg_w", "matrix_normal_w", "k_tied_w", "rank1_w")
 
 
 def section(method: str) -> dict[str, Any]:

@@ -14,10 +14,13 @@ from torch.nn.utils.parametrize import is_parametrized
 from ..errors import UserError, require
 from ..networks.base import WEIGHTED, has_bias
 from ..seeds import Seed
-from .config import Kind, WeightConfig
+from .config import MIXTURES, Kind, WeightConfig
 from .layers import Inducing, Shared, Weights, inducing_posterior
+from .matrix_normal import MatrixNormalWeights
 from .network import Bayesian, Place
-from .weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
+from .rank_one import RankOneWeights
+from .tied import TiedWeights
+from .weightspace import FactorisedWeights, FullCovarianceWeights, IndependentWeights, LocalLayer
 
 _OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}
 
@@ -54,7 +57,7 @@ def bayesianize(
     chosen = _choose(network, {"*": {"kind": kind}} if isinstance(kind, str) else kind, options)
     if not chosen:
         raise UserError("the network has no linear or convolutional layer to convert")
-    members = {c.members for c in chosen.values() if c.kind == "ensemble_u"}
+    members = {c.members for c in chosen.values() if c.kind in MIXTURES}
     require(len(members) <= 1, "members", "must be the same for all layers, which change members together", members)
     layers, places = dict[str, Weights](), dict[str, Place]()
     for name, config in chosen.items():
@@ -65,7 +68,7 @@ def bayesianize(
         )  # a key of a ModuleDict has no dots and is no method's name
         layers[key] = _distribution(layer, name, config, generator, joint=shared is not None)
         places[key] = Place(name, tuple(layer.weight.shape), has_bias(layer))  # type: ignore[arg-type]
-        network = _emptied(network, layer, local=isinstance(layers[key], FactorisedWeights))
+        network = _emptied(network, layer, local=isinstance(layers[key], IndependentWeights))
     return Bayesian(network, layers, places, _shared(layers, chosen, shared, rng), rng)
 
 
@@ -125,6 +128,12 @@ def _distribution(
         weights: Weights = FactorisedWeights(matrix, config, scale)
     elif config.kind == "fcg_w":
         weights = FullCovarianceWeights(matrix, config, scale)
+    elif config.kind == "matrix_normal_w":
+        weights = MatrixNormalWeights(matrix, config, scale)
+    elif config.kind == "k_tied_w":
+        weights = TiedWeights(matrix, config, scale, generator)
+    elif config.kind == "rank1_w":
+        weights = RankOneWeights(matrix, config, scale, generator)
     else:
         posterior = None if joint else inducing_posterior(config, generator)
         weights = Inducing((out, columns), config, scale, posterior, generator)

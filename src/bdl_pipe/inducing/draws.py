@@ -43,8 +43,8 @@ def outputs(
         rows: the number of rows of a forward pass; it does not change the draws. None passes all rows at once.
         together: the number of draws of a forward pass. None gives one for a large network or for images on a CPU,
             otherwise many.
-        local: whether ``ffg_w`` layers draw their outputs instead of their weights, independently for each row and each
-            place of a convolution. A draw is then not a network, and rows have no joint distribution.
+        local: whether layers with independent weights draw their outputs instead of their weights, independently for
+            each row and each place of a convolution. A draw is then not a network, and rows have no joint distribution.
 
     Raises:
         ConfigError: ``num_draws`` is not a multiple of the number of members, so the members would have unequal

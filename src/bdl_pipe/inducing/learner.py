@@ -32,7 +32,7 @@ from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig, Weights
 from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
 from ..training.posterior import LearnerSpec
-from .config import WeightConfig
+from .config import MIXTURES, PRUNED, WeightConfig
 from .convert import bayesianize
 from .draws import outputs
 from .network import is_local
@@ -61,7 +61,7 @@ class AnnealingConfig:
 
 @dataclass(frozen=True)
 class RandomConfig:
-    """The sections ``methods.ffg_u``, ``fcg_u``, ``ensemble_u``, ``ffg_w`` and ``fcg_w`` of params.yaml.
+    """The sections of params.yaml of all methods of inducing weights and of weights, named as ``weights.kind``.
 
     Attributes:
         network: the architecture.
@@ -86,8 +86,9 @@ class RandomConfig:
         prune: the share of Z's entries (_u) or of the weights (_w) to remove from a fitted posterior with the same
             settings (``input: student/<run>``); the fit then trains it further. With null, the fit starts without a
             posterior.
-        training_draws: whether ``ffg_w`` layers draw ``weights`` or ``outputs`` in training.
-        prediction_draws: whether ``ffg_w`` layers draw ``weights`` or ``outputs`` in prediction. Drawn outputs do not
+        training_draws: whether ``ffg_w``, ``matrix_normal_w`` and ``k_tied_w`` layers draw ``weights`` or ``outputs``
+            in training.
+        prediction_draws: whether these layers draw ``weights`` or ``outputs`` in prediction. Drawn outputs do not
             define networks, so rows have no joint distribution.
     """
 
@@ -110,8 +111,9 @@ class RandomConfig:
 
     def __post_init__(self) -> None:
         require(self.prune is None or 0 < self.prune < 1, "prune", "must be > 0 and < 1, or null", self.prune)
-        prunable = self.prune is None or self.weights.kind != "fcg_w"
-        require(prunable, "prune", "must be null: a full covariance over weights is not pruned", self.prune)
+        prunable = self.prune is None or self.weights.kind in PRUNED
+        what = "a full covariance over weights" if self.weights.kind == "fcg_w" else self.weights.kind
+        require(prunable, "prune", f"must be null: {what} is not pruned", self.prune)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         free = self.noise == "one" or self.learn_noise
         require(free, "learn_noise", "must be true if the noise is of each input", self.learn_noise)
@@ -120,7 +122,7 @@ class RandomConfig:
         for name in ("draws", "validation_draws"):
             value = getattr(self, name)
             require(value > 0, name, "must be > 0", value)
-            if self.weights.kind == "ensemble_u":
+            if self.weights.kind in MIXTURES:
                 rule = f"must be a multiple of weights.members ({self.weights.members})"
                 require(value % self.weights.members == 0, name, rule, value)
 

@@ -1,9 +1,10 @@
-"""The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` (inducing weights) and ``ffg_w``, ``fcg_w`` (weights).
+"""The methods ``ffg_u``, ``fcg_u``, ``ensemble_u`` (inducing weights) and ``ffg_w``, ``fcg_w``, ``matrix_normal_w``,
+``k_tied_w``, ``rank1_w`` (weights).
 
-``ffg_w`` and ``fcg_w`` may start with a trajectory's last snapshot as their means; inducing weights have new initial
-values. All methods except ``fcg_w`` may also start from a fitted posterior of the same kind: the fit prunes it and
-trains it further. Running statistics of batch normalisation are recomputed after the fit, on training rows under new
-draws.
+Methods over weights may start with a trajectory's last snapshot as their means; inducing weights have new initial
+values. The methods of :data:`~.config.PRUNED` may also start from a fitted posterior of the same kind: the fit prunes
+it and trains it further. Running statistics of batch normalisation are recomputed after the fit, on training rows under
+new draws.
 
 Source: Ritter, Kukla, Zhang and Li 2021, "Sparse Uncertainty Representation in Deep Learning with Inducing Weights".
 """
@@ -27,7 +28,7 @@ from ..seeds import Seed
 from ..training.fit import fit_epochs
 from ..training.learner import FitResult
 from ..training.posterior import LearnerPosterior
-from .config import Kind
+from .config import PRUNED, Kind
 from .learner import RandomConfig, RandomSpec, RandomWeights, require_same_shape
 
 _NORM_ROWS: Final = 4096  # the most training rows for running statistics
@@ -124,7 +125,7 @@ def _method(kind: Kind, cost: float = 0.0, weights: Section | None = None, setti
     if kind != "ensemble_u":
         search["weights.sd_max"] = (1e-2, 1.0, "log")
     trajectory: tuple[StageKind, ...] = ("trajectory",) if of_weights else ()
-    posterior: tuple[StageKind, ...] = () if kind == "fcg_w" else ("student",)
+    posterior: tuple[StageKind, ...] = ("student",) if kind in PRUNED else ()
     stage = StageSpec(
         fit_many=fit,
         needs=dict.fromkeys((*trajectory, *posterior), "one_to_one"),
@@ -194,3 +195,6 @@ FCG_U = _method(
 ENSEMBLE_U = _method("ensemble_u", 8.0, {**_INDUCING, "members": 5}, {"noise_variance": 0.1})
 FFG_W = _method("ffg_w", 3.0, _SD, {"noise_variance": 0.1})
 FCG_W = _method("fcg_w")
+MATRIX_NORMAL_W = _method("matrix_normal_w", 3.0, _SD)
+K_TIED_W = _method("k_tied_w", 3.0, {**_SD, "rank": 2})
+RANK1_W = _method("rank1_w", 3.0, {**_SD, "members": 5})

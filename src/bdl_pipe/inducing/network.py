@@ -24,7 +24,8 @@ from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from .layers import FactorCache, Inducing, Shared, Weights
 from .posteriors import Members, Noise
-from .weightspace import FactorisedWeights
+from .rank_one import RankOneWeights
+from .weightspace import IndependentWeights
 
 _MEMBER = "member"
 _OUTPUTS = "outputs"
@@ -63,8 +64,8 @@ class Bayesian(nn.Module):
         layers: the distribution of each converted layer's weights, by its name with ``/`` for dots.
         shared: the joint distribution of all inducing weights; None if each layer has its own.
         places: the place of each layer's draws, by the same key.
-        members: K of Ensemble-U; None if no layer has members.
-        draws_outputs: whether calls without noise draw the outputs of ``ffg_w`` layers in training.
+        members: K of Ensemble-U or of a mixture of rank-1 factors; None if no layer has members.
+        draws_outputs: whether calls without noise draw the outputs of layers with independent weights in training.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Bayesian(nn.Module):
         self.draws_outputs = True
         self._outputs: dict[tuple[int, ...], dict[str, tuple[int, ...]]] = {}  # by an input's shape
         counts = {len(m.members) for m in self.modules() if isinstance(m, Members)}
+        counts |= {m.components for m in self.modules() if isinstance(m, RankOneWeights)}
         assert len(counts) <= 1
         self.members = counts.pop() if counts else None
 
@@ -84,8 +86,9 @@ class Bayesian(nn.Module):
         """Return the network's outputs under one draw of its weights.
 
         Args:
-            noise: the result of :meth:`draw`. None draws new noise, with which ``ffg_w`` layers in training draw their
-                outputs by default (local reparameterisation).
+            noise: the result of :meth:`draw`. None draws new noise, with which layers with independent weights
+                (``ffg_w``, ``matrix_normal_w``, ``k_tied_w``) in training draw their outputs by default (local
+                reparameterisation).
         """
         if noise is None:
             noise = self._fresh(inputs)
@@ -111,7 +114,7 @@ class Bayesian(nn.Module):
                 layer, part, of_layer = self.layers[key], _part(key, noise), factors[key]
                 if key in joint:
                     weights |= place.lend(cast(Inducing, layer)(part, of_layer, joint[key]))
-                elif not isinstance(layer, FactorisedWeights):
+                elif not isinstance(layer, IndependentWeights):
                     weights |= place.lend(layer(part, of_layer))
                 elif _OUTPUTS not in part:
                     weights |= place.lend(layer(part, of_layer), "layer.weight", "layer.bias")
@@ -139,11 +142,11 @@ class Bayesian(nn.Module):
         """Draw standard normal numbers for ``steps`` draws of all weights.
 
         The numbers are returned by name, [steps, ...] each, on the generator's device. The draws use the members
-        (Ensemble-U) in turn, from a random member on. With ``inputs`` [batch, ...], ``ffg_w`` layers draw their outputs
-        for this batch instead of their weights.
+        (Ensemble-U, rank-1 factors) in turn, from a random member on. With ``inputs`` [batch, ...], layers with
+        independent weights draw their outputs for this batch instead of their weights.
 
         Raises:
-            UserError: with ``inputs``, an ``ffg_w`` layer is called more than once in a forward pass.
+            UserError: with ``inputs``, a layer with independent weights is called more than once in a forward pass.
         """
         local = {} if inputs is None else self._output_shapes(inputs)
         noise: Noise = {}
@@ -205,7 +208,7 @@ class Bayesian(nn.Module):
         for key, place in self.places.items():
             layer = cast(Weights, self.layers[key])
             matrix = cast(Inducing, layer).centre(joint[key]) if key in joint else layer.centre()
-            local = "layer." if isinstance(layer, FactorisedWeights) else ""
+            local = "layer." if isinstance(layer, IndependentWeights) else ""
             means |= place.lend(matrix, f"{local}weight", f"{local}bias")
         return means
 
@@ -234,7 +237,7 @@ class Bayesian(nn.Module):
 
     def _output_shapes(self, inputs: Tensor) -> dict[str, tuple[int, ...]]:
         """Return the shape of each local layer's outputs, by key. The first call runs one row through the network."""
-        local = {k: p for k, p in self.places.items() if isinstance(self.layers[k], FactorisedWeights)}
+        local = {k: p for k, p in self.places.items() if isinstance(self.layers[k], IndependentWeights)}
         if not local:
             return {}
         row = tuple(inputs.shape[1:])

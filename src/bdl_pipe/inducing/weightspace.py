@@ -1,13 +1,15 @@
 """Gaussians over the weights, for comparison with inducing weights.
 
+:class:`IndependentWeights` is what all kinds with independent entries share, also ``matrix_normal`` and ``tied``.
 :class:`FactorisedWeights` (FFG-W; Blundell et al. 2015) with a hard cap on its standard deviations (Louizos & Welling
 2017), and :class:`FullCovarianceWeights` (FCG-W), one covariance over all of a layer's weights. The initial means are
-the given weights. :class:`FactorisedWeights` may draw a layer's outputs instead of its weights (the local
+the given weights. :class:`IndependentWeights` may draw a layer's outputs instead of its weights (the local
 reparameterisation of Kingma, Salimans & Welling 2015; :class:`LocalLayer`): for an output a that is linear in the
 weights, a ~ N(E[W]x, Var[W]x²), independent between rows. For a convolution, places are also drawn independently,
 although they share weights (Molchanov, Ashukha & Vetrov 2017); the marginals are exact.
 """
 
+from abc import abstractmethod
 from typing import cast, final
 
 import torch
@@ -21,8 +23,26 @@ from .posteriors import Noise, Triangle, capped, free, full_kl, gaussian_kl, log
 from .sparse import Kept, whole
 
 
+class IndependentWeights(Weights):
+    """A distribution of independent Gaussians with the means :meth:`centre` and the deviations :attr:`sd`."""
+
+    @property
+    @abstractmethod
+    def sd(self) -> Float[Tensor, "out in"]:
+        """Return the bounded standard deviations."""
+
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        return {"weight": tuple(self.centre().shape)}
+
+    def factors(self) -> Tensor:
+        return self.sd
+
+    def forward(self, noise: Noise, factors: Tensor) -> Float[Tensor, "out in"]:
+        return self.centre() + factors * noise["weight"]
+
+
 @final
-class FactorisedWeights(Weights):
+class FactorisedWeights(IndependentWeights):
     """A distribution of independent Gaussians; pruned weights are 0, without variance and KL.
 
     Attributes:
@@ -56,12 +76,6 @@ class FactorisedWeights(Weights):
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         return {"weight": self._shape}
-
-    def factors(self) -> Tensor:
-        return self.sd
-
-    def forward(self, noise: Noise, factors: Tensor) -> Float[Tensor, "out in"]:
-        return self.centre() + factors * noise["weight"]
 
     def centre(self) -> Float[Tensor, "out in"]:
         return whole(self.mean, self.kept)

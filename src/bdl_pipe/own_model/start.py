@@ -24,7 +24,7 @@ from ..data.normalise import target_constants
 from ..data.size import Section
 from ..data.transform import Transform
 from ..errors import DataError, UserError, require
-from ..inducing.config import Kind
+from ..inducing.config import INDEPENDENT, Kind
 from ..method import Method, ModelFit, StageSpec
 from ..networks.base import WEIGHTED
 from ..posterior import NetworkSpec
@@ -240,14 +240,14 @@ def _squared_error(spec: NetworkSpec, weights: dict[str, Tensor], data: FitData)
 def points(trunk: ModuleTrunk, kind: str, probe: Float[Tensor, "row 1 1 width"]) -> list[str]:
     """Name the layers with matrices that the method ``kind`` cannot make random; the model itself has the name "".
 
-    These are layers of unsupported types and, for ``ffg_w``, layers with a weight or bias that the model reads, since a
-    converted layer has no such attribute: a torch encoder layer reads the weight for its fast path, a patch embedding
-    for its type.
+    These are layers of unsupported types and, for kinds that may draw outputs, layers with a weight or bias that the
+    model reads, since a converted layer has no such attribute: a torch encoder layer reads the weight for its fast
+    path, a patch embedding for its type.
     """
     layers = dict(trunk.module.named_modules())
     matrices = [n for n, layer in layers.items() if any(w.ndim > 1 for w in layer.parameters(recurse=False))]
     watched = dict[str, _Watched]()
-    if kind == "ffg_w":  # in a pass of evaluation, the linear and convolutional layers record what the model reads
+    if kind in INDEPENDENT:  # in a pass of evaluation, the linear and convolutional layers record what the model reads
         copied = copy.deepcopy(trunk).eval()
         watched = {name: _Watched(m) for name, m in copied.module.named_modules() if name and type(m) in WEIGHTED}
         for name, layer in watched.items():
