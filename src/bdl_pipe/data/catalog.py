@@ -17,6 +17,7 @@ from .raw import Kind, Raw, Source, Task, checked
 from .sources.archive import Archive, read_archive
 from .sources.imagenet import ImageNetNpz, ImageWoof, TinyImageNet
 from .sources.images import ImageFolder, Npz
+from .sources.pairs import fashion_digits
 from .sources.published import CIFAR10, CIFAR100, FASHION_MNIST, MNIST, STL10, SVHN
 from .sources.table import Table
 from .sources.uci import Uci, boston, concrete, digits, mnist5k, wine
@@ -66,6 +67,8 @@ CATALOG: Final[Registered[Entry]] = Registered(
         "svhn": _images(SVHN, 10, ((0.4377, 0.4438, 0.4728), (0.1980, 0.2010, 0.1970))),
         # 5,000/8,000 labelled colour images (Coates et al., 2011); nine of its ten classes are CIFAR-10's
         "stl10": _images(STL10, 10),
+        # 20,000/2,000 pairs of a Fashion-MNIST image and a digit of mnist5k, in 100 classes (made here)
+        "fashion_digits": Entry(fashion_digits, "image", "classification", 100, (1, 28, 56)),
         # 1,797 grey images, the copy inside scikit-learn
         "digits": Entry(digits, "image", "classification", 10, (1, 8, 8)),
         # 506 rows (Harrison and Rubinfeld, 1978), the copy inside mlxtend
@@ -85,6 +88,7 @@ _LICENCES: Final = {  # as stated by the authors of each source
     "cifar100": "none is stated by its authors (Krizhevsky 2009)",
     "svhn": "for non-commercial use only (Netzer et al. 2011)",
     "stl10": "none is stated by its authors (Coates et al. 2011)",
+    "fashion_digits": "MIT (Zalando SE) for its left halves, CC BY-SA 3.0 (LeCun and Cortes) for its right halves",
     "digits": "CC BY 4.0 (Alpaydin and Kaynak 1998, as scikit-learn ships them)",
     "tiny_imagenet": _IMAGENET,
     "imagewoof": _IMAGENET,
