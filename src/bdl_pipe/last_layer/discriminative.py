@@ -32,7 +32,8 @@ from ..networks.covariance import Form
 from ..networks.last_layer import class_numbers, labels_as_index
 from ..predictive import Categorical
 from ..seeds import Seed
-from .layer import FusedLoss, LastLayer, Options, Rule, full_precision
+from .layer import FusedLoss, LastLayer, Options, full_precision
+from .settings import Rule
 
 _GRID: Final = 128  # points along the maximum
 _NODES: Final = 32  # Gauss–Hermite nodes of each logit

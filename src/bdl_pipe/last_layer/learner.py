@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from .. import networks
-from ..errors import UserError, require, require_positive
+from ..derived_predictive import Mixture
+from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
@@ -36,40 +37,11 @@ from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
 from .discriminative import Discriminative
 from .generative import Generative, Refit
-from .layer import GaussianLayer, GenerativeLayer
-from .regression import ConjugateRegression, Regression
+from .regression import ConjugateRegression, NoiseMatrix, Regression
+from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
+from .student import StudentRegression, StudentT
 
-Layer = Regression | Discriminative | Generative
-
-
-@dataclass(frozen=True)
-class FeaturesConfig:
-    """The settings of variational features.
-
-    Attributes:
-        initial_sd: the initial standard deviation of every Gaussian weight.
-        kl_weight: the weight of the features' KL; 1 gives the bound.
-        draws: the number of draws of the features in a prediction.
-        validation_draws: the number of draws of the features in a validation score.
-        stochastic: ``all``: every weight of the trunk is Gaussian with the prior N(0, 4/√fan-in); ``linear``: only the
-            weights of a linear layer after the trunk are Gaussian.
-        prior_variance: the prior variance of each weight and bias of this linear layer; only for ``linear``.
-    """
-
-    initial_sd: float
-    kl_weight: float
-    draws: int
-    validation_draws: int
-    stochastic: Literal["all", "linear"] = "all"
-    prior_variance: float | None = None
-
-    def __post_init__(self) -> None:
-        linear = self.stochastic == "linear"
-        rule = "must be > 0 if stochastic is linear, and null if it is all"
-        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
-        require(good, "prior_variance", rule, self.prior_variance)
-        require_positive(self, "initial_sd", "draws", "validation_draws")
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+Layer = Regression | StudentRegression | Discriminative | Generative
 
 
 @dataclass(frozen=True)
@@ -92,6 +64,8 @@ class LastLayerSpec:
     def __post_init__(self) -> None:
         one = self.task == "regression" or not self.noise_of_each_input
         require(one, "layer.noise", "must be one: classes have no noise of targets", "each input")
+        point = self.task == "regression" or not (isinstance(self.layer, GaussianLayer) and self.layer.conjugate)
+        require(point, "layer.noise_posterior", "must be point: classes have no noise of targets", "conjugate")
 
     @property
     def noise_of_each_input(self) -> bool:
@@ -103,8 +77,12 @@ class LastLayerSpec:
         """Return whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
 
-    def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
-        """Return a newly initialised model; a generative layer needs ``class_counts`` [class]."""
+    def build(self, rng: Seed, class_counts: Tensor | None = None, rows: int = 0) -> "LastLayerLearner":
+        """Return a newly initialised model; a generative layer needs ``class_counts`` [class].
+
+        Args:
+            rows: the number of training rows, which a layer with a posterior over its noise needs.
+        """
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
         c, size, seed = self.layer, (trunk.width, self.outputs), rng.fold("layer")
@@ -114,10 +92,13 @@ class LastLayerSpec:
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
             layer = Generative(*size, class_counts=counts, dirichlet=c.dirichlet, **options)
+            return LastLayerLearner(self, trunk, layer, rng)
+        options |= {"covariance": c.covariance, "rank": c.rank}
+        if c.conjugate:
+            layer = StudentRegression(*size, num_train=rows, kl_weight=c.kl_weight, **options)
         elif self.task == "regression":
-            layer = Regression(*size, covariance=c.covariance, rank=c.rank, **options)
+            layer = Regression(*size, **options)
         else:
-            options |= {"covariance": c.covariance, "rank": c.rank}
             layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, **options)
         return LastLayerLearner(self, trunk, layer, rng)
 
@@ -225,11 +206,14 @@ class LastLayerLearner(Learner):
         The covariance of the training residuals is too small if the trunk overfits. A noise of each input has the line
         of :func:`~bdl_pipe.training.likelihood.least_head_nll`, of the predicted variance.
         """
-        if not isinstance(self.layer, Regression) or self._random is not None:
+        if not isinstance(self.layer, NoiseMatrix) or self._random is not None:
             return super().estimated(predicted)
         if self.log_noise is not None:
             return least_head(predicted, None)
-        score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
+        if isinstance(self.layer, StudentRegression):
+            score, log_factor = self.layer.least_scale(predicted)
+        else:
+            score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 
     def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
@@ -288,6 +272,8 @@ class LastLayerLearner(Learner):
             return parts[0]
         if isinstance(parts[0], Gaussian):
             return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
+        if isinstance(parts[0], StudentT):
+            return Mixture(parts, [1 / len(parts)] * len(parts))
         mixed = dict[str, Tensor]()
         for name in parts[0].scores:  # the log of the mean of densities [batch] (eq. 73)
             densities = torch.stack([p.scores[name] for p in parts])
