@@ -30,6 +30,7 @@ from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
+from ..networks.last_layer import ClassShares
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
@@ -161,8 +162,15 @@ class LastLayerLearner(Learner):
         spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._average(inputs, self._draws, rng)
+    def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
+        """Predict, with other class shares than the training rows' if :meth:`Generative.predict` is to have them.
+
+        Raises:
+            UserError: the layer is not generative and there are ``class_shares``.
+        """
+        if class_shares is not None and not isinstance(self.layer, Generative):
+            raise UserError("class_shares are for a generative last layer: other layers have no class prior")
+        return self._average(inputs, self._draws, rng, class_shares)
 
     @property
     def _draws(self) -> int:
@@ -256,12 +264,16 @@ class LastLayerLearner(Learner):
         for draw in range(draws):
             yield self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device), shared)
 
-    def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+    def _average(self, inputs: Tensor, draws: int, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
         parts, layer = list[Any](), self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
             g = self.log_noise_of(features)
             s = None if g is None else (-g / 2).exp()
-            part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
+            of_layer = rng.fold("layer", draw)
+            if isinstance(layer, Generative):
+                part: Predictive = layer.predict(features, rng=of_layer, class_shares=class_shares)
+            else:
+                part = layer.predict(features if s is None else features * s, rng=of_layer)
             if s is not None and isinstance(part, Gaussian):
                 part = Gaussian(part.draw_mean / s, part.draw_variance / s.square())
             if self.refit is not None and isinstance(part, Categorical):

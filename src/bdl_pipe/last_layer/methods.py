@@ -22,8 +22,9 @@ from ..errors import require
 from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
-from ..networks.last_layer import LastLayer, linear
+from ..networks.last_layer import ClassShares, LastLayer, linear
 from ..networks.variational import MeanField
+from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig, Weights
 from ..training.posterior import LearnerPosterior
@@ -106,6 +107,15 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     """
 
     key, spec_class = "last_layer", LastLayerSpec
+
+    @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
+        """Predict; ``class_shares``, of a generative layer, replace the training rows' shares of the classes.
+
+        See :meth:`LastLayerLearner.predict`. The refitted densities keep the training rows' shares.
+        """
+        with self.lent() as learner:
+            return learner.predict(inputs, rng=rng, class_shares=class_shares)
 
     @torch.no_grad()
     def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
