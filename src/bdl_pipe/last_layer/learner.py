@@ -67,6 +67,9 @@ class LastLayerSpec:
         require(one, "layer.noise", "must be one: classes have no noise of targets", "each input")
         point = self.task == "regression" or not (isinstance(self.layer, GaussianLayer) and self.layer.conjugate)
         require(point, "layer.noise_posterior", "must be point: classes have no noise of targets", "conjugate")
+        if self.task == "regression" and isinstance(self.layer, GaussianLayer):
+            exact = "must be jensen: the bound of regression is the expectation itself"
+            require(self.layer.bound == "jensen", "layer.bound", exact, self.layer.bound)
 
     @property
     def noise_of_each_input(self) -> bool:
@@ -100,7 +103,7 @@ class LastLayerSpec:
         elif self.task == "regression":
             layer = Regression(*size, **options)
         else:
-            layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, **options)
+            layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, bound=c.bound, **options)
         return LastLayerLearner(self, trunk, layer, rng)
 
 

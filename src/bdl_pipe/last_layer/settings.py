@@ -7,6 +7,7 @@ from ..config import LATER
 from ..errors import require, require_positive
 from ..networks.covariance import Kind
 from ..training.likelihood import NoiseOf
+from .bounds import Bound
 
 Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
 PosteriorForm = Literal["variational", "exact"]
@@ -31,6 +32,8 @@ class GaussianLayer:
         noise: of regression: ``one`` covariance Σ, or Σ e^g(x) for ``each input`` (ours); g is linear in the features.
         noise_posterior: of regression: a ``point`` estimate of Σ, or a ``conjugate`` posterior over Σ, with which the
             predictive is a Student t and the prior of the weights is N(0, sΣ); see :class:`StudentRegression`.
+        bound: the upper bound of E log Σ exp of the logits in the loss (classification): ``jensen``, the paper's;
+            ``tilted`` (Knowles and Minka 2011), never above it; or ``bouchard`` (2007).
     """
 
     covariance: Kind
@@ -45,6 +48,7 @@ class GaussianLayer:
     name: Literal["gaussian"] = "gaussian"
     noise: NoiseOf = field(default="one", metadata=LATER)
     noise_posterior: NoisePosterior = field(default="point", metadata=LATER)
+    bound: Bound = field(default="jensen", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "draws")
