@@ -44,6 +44,7 @@ class LastLayer(nn.Module, ABC):
         outputs: the number of rows of W.
         matrices: the number of matrices S: ``outputs``, or 1 for all rows together.
         noise_size: N of eq. 65, the size of each noise matrix.
+        columns: the size of each S: h, or outputs·h for one matrix of all weights. None: h.
         covariance: the form of S.
         rank: the rank of the low-rank part of S; only for "lowrank".
         prior_variance: s of the prior N(0, sI), not scaled by the width.
@@ -65,6 +66,7 @@ class LastLayer(nn.Module, ABC):
         *,
         matrices: int,
         noise_size: int,
+        columns: int | None = None,
         covariance: str = "dense",
         rank: int | None = None,
         prior_variance: float = 1.0,
@@ -83,9 +85,10 @@ class LastLayer(nn.Module, ABC):
         self.wishart_dof: Final = wishart_dof
         self.wishart_scale: Final = wishart_scale
         self._degrees: Final = wishart_dof + noise_size + 1
-        self._copies: Final = outputs // matrices
+        width = columns or in_features
+        self._copies: Final = outputs * in_features // (matrices * width)
         spread = 1 / in_features if initial_variance is None else initial_variance
-        shape, generator = (covariance, matrices, in_features), rng.fold("covariance").generator()
+        shape, generator = (covariance, matrices, width), rng.fold("covariance").generator()
         self.covariance = Covariance(*shape, rank=rank, initial_variance=spread, generator=generator)
         mean = torch.randn(outputs, in_features, generator=rng.fold("mean").generator())
         self.mean = nn.Parameter(mean / math.sqrt(in_features))

@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from .. import networks
-from ..derived_predictive import Mixture
 from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
@@ -36,13 +35,15 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
+from .average import averaged
 from .discriminative import Discriminative
+from .full import FullDiscriminative
 from .generative import Generative, Refit
 from .regression import ConjugateRegression, NoiseMatrix, Regression
 from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
-from .student import StudentRegression, StudentT
+from .student import StudentRegression
 
-Layer = Regression | StudentRegression | Discriminative | Generative
+Layer = Regression | StudentRegression | Discriminative | FullDiscriminative | Generative
 
 
 @dataclass(frozen=True)
@@ -102,6 +103,8 @@ class LastLayerSpec:
             layer = StudentRegression(*size, num_train=rows, kl_weight=c.kl_weight, **options)
         elif self.task == "regression":
             layer = Regression(*size, **options)
+        elif c.covariance == "full":
+            layer = FullDiscriminative(*size, draws=c.draws, **options)
         else:
             layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, bound=c.bound, **options)
         return LastLayerLearner(self, trunk, layer, rng)
@@ -199,14 +202,19 @@ class LastLayerLearner(Learner):
         return GaussianFunctions.mixed(parts)
 
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
-        """Return the joint of each group; a generative layer draws its class means, which all inputs share."""
-        if not isinstance(self.layer, Generative):
+        """Return the joint of each group; a layer without Gaussian functions draws what all inputs of a group share."""
+        layer = self.layer
+        if not isinstance(layer, Generative | FullDiscriminative):
             return self.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
         parts, each = [], -(-draws // self._draws)
         for number, features in enumerate(self._drawn_features(inputs.flatten(0, 1), self._draws, rng)):
             grouped = features.unflatten(0, inputs.shape[:2])
-            parts.append(self.layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
-        return JointCategorical(torch.cat(parts)).at(places)
+            if isinstance(layer, Generative):
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
+            else:
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("functions", number), places))
+        drawn = JointCategorical(torch.cat(parts))
+        return drawn.at(places) if isinstance(layer, Generative) else drawn
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
@@ -283,14 +291,4 @@ class LastLayerLearner(Learner):
                 scores = {**part.scores, "refit_density": self.refit.log_density(features)}
                 part = Categorical(part.draw_log_probs, scores)
             parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        if isinstance(parts[0], Gaussian):
-            return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
-        if isinstance(parts[0], StudentT):
-            return Mixture(parts, [1 / len(parts)] * len(parts))
-        mixed = dict[str, Tensor]()
-        for name in parts[0].scores:  # the log of the mean of densities [batch] (eq. 73)
-            densities = torch.stack([p.scores[name] for p in parts])
-            mixed[name] = torch.logsumexp(densities, 0) - math.log(len(parts))
-        return Categorical(torch.stack([p.log_probs for p in parts]), mixed)
+        return averaged(parts)

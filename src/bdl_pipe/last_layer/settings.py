@@ -19,7 +19,9 @@ class GaussianLayer:
     """The settings of a last layer with Gaussian weights, for regression or discriminative classification.
 
     Attributes:
-        covariance: the form of S, the covariance of the weights' posterior.
+        covariance: the form of S, the covariance of the weights' posterior: ``dense``, ``diagonal`` or ``lowrank`` for
+            each class; or ``full`` (classification), dense over the weights of all classes, at most 2,048, with the
+            bound ``tilted`` and the rule ``sampled``.
         rank: the rank of the low-rank part; only for ``lowrank``.
         prior_variance: s, the variance of the weights' prior N(0, sI).
         wishart_dof: ν of the noise covariance's inverse-Wishart prior.
@@ -36,7 +38,7 @@ class GaussianLayer:
             ``tilted`` (Knowles and Minka 2011), never above it; or ``bouchard`` (2007).
     """
 
-    covariance: Kind
+    covariance: Kind | Literal["full"]
     rank: int | None
     prior_variance: float
     wishart_dof: float
@@ -57,6 +59,10 @@ class GaussianLayer:
             require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
         else:
             require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+        if self.covariance == "full":
+            require(self.bound == "tilted", "bound", "must be tilted for the covariance full", self.bound)
+            sampled = "must be sampled for the covariance full"
+            require(self.predictive == "sampled", "predictive", sampled, self.predictive)
         if self.conjugate:
             require(self.noise == "one", "noise", "must be one if noise_posterior is conjugate", self.noise)
             require(self.kl_weight > 0, "kl_weight", "must be > 0 if noise_posterior is conjugate", self.kl_weight)
