@@ -84,6 +84,7 @@ GROUPS: Final = {
             "bdl_pipe.last_layer.regression",
             "bdl_pipe.last_layer.discriminative",
             "bdl_pipe.last_layer.generative",
+            "bdl_pipe.last_layer.student",
             "bdl_pipe.collapsed.integrals",
             "bdl_pipe.coresets.vbpc.closed_form",
             "bdl_pipe.gumbel_maximum",

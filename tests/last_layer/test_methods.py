@@ -10,9 +10,9 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer.generative import Generative
-from bdl_pipe.last_layer.layer import GaussianLayer
-from bdl_pipe.last_layer.learner import FeaturesConfig, LastLayerLearner, LastLayerSpec
+from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerSpec
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL_BNN, LastLayerPosterior
+from bdl_pipe.last_layer.settings import FeaturesConfig, GaussianLayer
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.registry import METHODS

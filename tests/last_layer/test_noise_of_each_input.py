@@ -12,9 +12,9 @@ from torch.distributions import MultivariateNormal
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.joint_predictive import JointGaussian
-from bdl_pipe.last_layer.layer import GaussianLayer
 from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerSpec
 from bdl_pipe.last_layer.regression import Regression, condition
+from bdl_pipe.last_layer.settings import GaussianLayer
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import posterior_of

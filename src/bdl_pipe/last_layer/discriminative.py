@@ -4,6 +4,8 @@ Model y ~ softmax(Wφ + ε), ε ~ N(0, diag σ²), q(W) = Π_k N(w̄_k, S_k). A 
 
     w̄_yᵀφ − log Σ_k exp(w̄_kᵀφ + ½(φᵀS_kφ + σ_k²))                                 (eq. 13, 44)
 
+or w̄_yᵀφ less another upper bound of the expected log-sum-exp (:mod:`.bounds`).
+
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", theorem 2. The prior of σ² is a product of
 inverse gammas, each given by eq. 65 with N = 1 (appendix C.1). Deviations: none in the model. The published ``vbll``
 0.4.9 multiplies the prior's variance by 2/in_features, omits the KL's constant −h/2 per class, uses N = classes in eq.
@@ -32,7 +34,9 @@ from ..networks.covariance import Form
 from ..networks.last_layer import class_numbers, labels_as_index
 from ..predictive import Categorical
 from ..seeds import Seed
-from .layer import FusedLoss, LastLayer, Options, Rule, full_precision
+from .bounds import BOUNDS, Bound, jensen
+from .layer import FusedLoss, LastLayer, Options, full_precision
+from .settings import Rule
 
 _GRID: Final = 128  # points along the maximum
 _NODES: Final = 32  # Gauss–Hermite nodes of each logit
@@ -47,6 +51,7 @@ class Discriminative(LastLayer):
         predictive: how E[softmax] is approximated: "mean_field" (as cheap as one softmax), "laplace_bridge",
             "quadrature" (accurate, 4,096 exponentials per logit) or "sampled".
         draws: the number of logits that "sampled" draws for each row.
+        bound: the bound of E log Σ exp in the loss: "jensen" (the paper's), "tilted" (tighter) or "bouchard".
 
     Raises:
         ConfigError: an argument is out of range.
@@ -59,14 +64,17 @@ class Discriminative(LastLayer):
         *,
         predictive: str = "mean_field",
         draws: int = 20,
+        bound: str = "jensen",
         **options: Unpack[Options],
     ) -> None:
         require(num_classes > 1, "num_classes", "must be > 1", num_classes)
         require(predictive in get_args(Rule), "predictive", f"must be one of {', '.join(get_args(Rule))}", predictive)
         require(draws > 0, "draws", "must be > 0", draws)
+        require(bound in get_args(Bound), "bound", f"must be one of {', '.join(get_args(Bound))}", bound)
         super().__init__(in_features, num_classes, matrices=num_classes, noise_size=1, **options)
         self.predictive: Final = predictive
         self.draws: Final = draws
+        self.bound_of_sum: Final = BOUNDS[bound]
 
     @property
     def noise_variance(self) -> Float[Tensor, " class"]:
@@ -85,10 +93,10 @@ class Discriminative(LastLayer):
         mean, variance = self._moments(features, form)
         with labels_as_index(labels, len(self.mean)):
             chosen = mean.gather(-1, labels[:, None])[:, 0]
-        return (chosen - torch.logsumexp(mean + 0.5 * variance, -1)).mean()
+        return (chosen - self.bound_of_sum(mean, variance)).mean()
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
-        if self.covariance.kind != "diagonal":
+        if self.covariance.kind != "diagonal" or self.bound_of_sum is not jensen:
             return super()._loss(features, targets, num_train, kl_weight)
         loss = DiagonalLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
         labels = class_numbers(targets, len(features))

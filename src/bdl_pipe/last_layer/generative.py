@@ -37,11 +37,13 @@ from ..errors import require
 from ..networks.last_layer import (
     LOG_2PI,
     Buffers,
+    ClassShares,
     class_moments,
     class_numbers,
     feature_density,
     labels_as_index,
     log_densities,
+    log_shares,
 )
 from ..predictive import Categorical
 from ..seeds import Seed
@@ -141,15 +143,15 @@ class Generative(nn.Module):
         """Return the diagonal of sI + Σ: before any data, φ ~ N(0, sI + Σ) for every class."""
         return self.prior_variance + self.noise_variance
 
-    def forward(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, "batch class"]:
-        """Return log p(φ, k) = log p(k) + log N(φ | μ[k], Σ + S[k]): the logits of eq. 8.
+    def forward(self, features: Float[Tensor, "batch feature"], class_shares: ClassShares | None = None) -> Tensor:
+        """Return log p(φ, k) = log p(k) + log N(φ | μ[k], Σ + S[k]), the logits of eq. 8 [batch, class].
 
-        Raises:
-            DataError: the features are not ``in_features`` wide.
+        :meth:`predict` has the argument and the errors.
         """
         check_features(features, self.in_features)
         variance = self.noise_variance + torch.exp(2 * self.log_std)  # C [class, feature]
-        return self.class_log_probs + log_densities(features, self.mean, variance)
+        prior = self.class_log_probs if class_shares is None else log_shares(class_shares, self.class_log_probs)
+        return prior + log_densities(features, self.mean, variance)
 
     def bound(self, features: Float[Tensor, "batch feature"], labels: Tensor) -> Float[Tensor, ""]:
         """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
@@ -196,9 +198,20 @@ class Generative(nn.Module):
         require(num_train > 0, "num_train", "must be > 0", num_train)
         return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels)
 
-    def predict(self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0)) -> Categorical:
-        """Return p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used."""
-        joint = self(features)
+    def predict(
+        self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0), class_shares: ClassShares | None = None
+    ) -> Categorical:
+        """Return p(y | φ) by Bayes' rule (eq. 8–9), one draw, with :meth:`log_density`; ``rng`` is not used.
+
+        Args:
+            class_shares: p(k) where the predictions are used, [class], if it differs from the training rows' (appendix
+                C.6). None: the Dirichlet posterior's mean. The density of the features has the same p(k).
+
+        Raises:
+            DataError: the features are not ``in_features`` wide, or the shares are not one number >= 0 for each class
+                with the sum 1.
+        """
+        joint = self(features, class_shares)
         density = feature_density(joint, features, self.feature_prior_variance)
         return Categorical(torch.log_softmax(joint, dim=-1)[None], {"feature_density": density})
 

@@ -11,91 +11,17 @@ includes its constants, so that it is 0 at the prior and never negative.
 
 import math
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
-from typing import Final, Literal, TypedDict, final
+from dataclasses import dataclass
+from typing import Final, TypedDict, final
 
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from ..config import LATER
-from ..errors import DataError, require, require_positive
+from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
-from ..networks.covariance import Covariance, Form, Fused, Kind
+from ..networks.covariance import Covariance, Form, Fused
 from ..seeds import Seed
-from ..training.likelihood import NoiseOf
-
-Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
-PosteriorForm = Literal["variational", "exact"]
-
-
-@dataclass(frozen=True)
-class GaussianLayer:
-    """The settings of a last layer with Gaussian weights, for regression or discriminative classification.
-
-    Attributes:
-        covariance: the form of S, the covariance of the weights' posterior.
-        rank: the rank of the low-rank part; only for ``lowrank``.
-        prior_variance: s, the variance of the weights' prior N(0, sI).
-        wishart_dof: ν of the noise covariance's inverse-Wishart prior.
-        wishart_scale: m of the noise covariance's inverse-Wishart prior.
-        kl_weight: the weight of the layer's KL; 1 gives the bound.
-        predictive: how E[softmax] is approximated (classification).
-        draws: the number of draws in a prediction by the rule "sampled".
-        posterior: the posterior of the weights in predictions. With "exact" (regression only), the exact posterior
-            given the features of all training rows replaces the variational posterior after training (appendix C.6).
-        noise: of regression: ``one`` covariance Σ, or Σ e^g(x) for ``each input`` (ours); g is linear in the features.
-    """
-
-    covariance: Kind
-    rank: int | None
-    prior_variance: float
-    wishart_dof: float
-    wishart_scale: float
-    kl_weight: float
-    predictive: Rule = "mean_field"
-    draws: int = 20
-    posterior: PosteriorForm = "variational"
-    name: Literal["gaussian"] = "gaussian"
-    noise: NoiseOf = field(default="one", metadata=LATER)
-
-    def __post_init__(self) -> None:
-        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "draws")
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
-        if self.covariance == "lowrank":
-            require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
-        else:
-            require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
-
-
-@dataclass(frozen=True)
-class GenerativeLayer:
-    """The settings of a last layer of class means; see :class:`Generative`.
-
-    Attributes:
-        dirichlet: α_0, the prior count of each class.
-        prior_variance: s, the variance of the class means' prior N(0, sI).
-        wishart_dof: ν of the prior IG(ν/2, M/2) of each feature's noise variance.
-        wishart_scale: M of the prior IG(ν/2, M/2) of each feature's noise variance.
-        kl_weight: the weight of the layer's KL; 1 gives the bound.
-        refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
-        posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
-            :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
-            posterior's means, and a noise estimate for each class.
-    """
-
-    dirichlet: float
-    prior_variance: float
-    wishart_dof: float
-    wishart_scale: float
-    kl_weight: float
-    refit: bool
-    posterior: PosteriorForm = "variational"
-    name: Literal["generative"] = "generative"
-
-    def __post_init__(self) -> None:
-        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 
 class Options(TypedDict, total=False):
@@ -118,6 +44,7 @@ class LastLayer(nn.Module, ABC):
         outputs: the number of rows of W.
         matrices: the number of matrices S: ``outputs``, or 1 for all rows together.
         noise_size: N of eq. 65, the size of each noise matrix.
+        columns: the size of each S: h, or outputs·h for one matrix of all weights. None: h.
         covariance: the form of S.
         rank: the rank of the low-rank part of S; only for "lowrank".
         prior_variance: s of the prior N(0, sI), not scaled by the width.
@@ -139,6 +66,7 @@ class LastLayer(nn.Module, ABC):
         *,
         matrices: int,
         noise_size: int,
+        columns: int | None = None,
         covariance: str = "dense",
         rank: int | None = None,
         prior_variance: float = 1.0,
@@ -157,9 +85,10 @@ class LastLayer(nn.Module, ABC):
         self.wishart_dof: Final = wishart_dof
         self.wishart_scale: Final = wishart_scale
         self._degrees: Final = wishart_dof + noise_size + 1
-        self._copies: Final = outputs // matrices
+        width = columns or in_features
+        self._copies: Final = outputs * in_features // (matrices * width)
         spread = 1 / in_features if initial_variance is None else initial_variance
-        shape, generator = (covariance, matrices, in_features), rng.fold("covariance").generator()
+        shape, generator = (covariance, matrices, width), rng.fold("covariance").generator()
         self.covariance = Covariance(*shape, rank=rank, initial_variance=spread, generator=generator)
         mean = torch.randn(outputs, in_features, generator=rng.fold("mean").generator())
         self.mean = nn.Parameter(mean / math.sqrt(in_features))
@@ -194,10 +123,13 @@ class LastLayer(nn.Module, ABC):
 
     @final
     def kl(self) -> Float[Tensor, ""]:
-        """Return KL[q(W) ‖ p(W)] in nats; 0 at the prior."""
-        return gaussian_kl(self.mean, self.covariance(), self.prior_variance, copies=self._copies)
+        """Return KL[q ‖ p] of all that has a posterior, in nats; 0 at the prior."""
+        return self._kl(self.covariance())
 
-    @final
+    def _kl(self, form: Form) -> Float[Tensor, ""]:
+        """Return KL[q(W) ‖ p(W)] at S = ``form``; a layer with other posteriors adds their KL."""
+        return gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
+
     def log_noise_prior(self) -> Float[Tensor, ""]:
         """Return log p(Σ) + constant, (ν + N + 1)/2 log det Σ⁻¹ − m/2 tr Σ⁻¹ (eq. 65)."""
         return self._degrees * self.noise_log_root.sum() - 0.5 * self.wishart_scale * self._noise_trace()
@@ -229,8 +161,7 @@ class LastLayer(nn.Module, ABC):
         """Return :meth:`loss` for arguments that are checked and cast."""
         form = self.covariance()  # shared by bound and KL
         bound = self._mean_bound(features, targets, form)
-        kl = gaussian_kl(self.mean, form, self.prior_variance, copies=self._copies)
-        return -(bound + (self.log_noise_prior() - kl_weight * kl) / num_train)
+        return -(bound + (self.log_noise_prior() - kl_weight * self._kl(form)) / num_train)
 
     def _cast(self, features: Tensor) -> Tensor:
         """Return features, which autocast may have in half precision, in the parameters' precision."""

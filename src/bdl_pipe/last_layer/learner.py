@@ -24,52 +24,26 @@ from torch import Tensor, nn
 from torch.nn.utils import skip_init
 
 from .. import networks
-from ..errors import UserError, require, require_positive
+from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
 from ..networks.base import lecun_normal
+from ..networks.last_layer import ClassShares
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
+from .average import averaged
 from .discriminative import Discriminative
+from .full import FullDiscriminative
 from .generative import Generative, Refit
-from .layer import GaussianLayer, GenerativeLayer
-from .regression import ConjugateRegression, Regression
+from .regression import ConjugateRegression, NoiseMatrix, Regression
+from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
+from .student import StudentRegression
 
-Layer = Regression | Discriminative | Generative
-
-
-@dataclass(frozen=True)
-class FeaturesConfig:
-    """The settings of variational features.
-
-    Attributes:
-        initial_sd: the initial standard deviation of every Gaussian weight.
-        kl_weight: the weight of the features' KL; 1 gives the bound.
-        draws: the number of draws of the features in a prediction.
-        validation_draws: the number of draws of the features in a validation score.
-        stochastic: ``all``: every weight of the trunk is Gaussian with the prior N(0, 4/√fan-in); ``linear``: only the
-            weights of a linear layer after the trunk are Gaussian.
-        prior_variance: the prior variance of each weight and bias of this linear layer; only for ``linear``.
-    """
-
-    initial_sd: float
-    kl_weight: float
-    draws: int
-    validation_draws: int
-    stochastic: Literal["all", "linear"] = "all"
-    prior_variance: float | None = None
-
-    def __post_init__(self) -> None:
-        linear = self.stochastic == "linear"
-        rule = "must be > 0 if stochastic is linear, and null if it is all"
-        good = self.prior_variance is not None and self.prior_variance > 0 if linear else self.prior_variance is None
-        require(good, "prior_variance", rule, self.prior_variance)
-        require_positive(self, "initial_sd", "draws", "validation_draws")
-        require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
+Layer = Regression | StudentRegression | Discriminative | FullDiscriminative | Generative
 
 
 @dataclass(frozen=True)
@@ -92,6 +66,11 @@ class LastLayerSpec:
     def __post_init__(self) -> None:
         one = self.task == "regression" or not self.noise_of_each_input
         require(one, "layer.noise", "must be one: classes have no noise of targets", "each input")
+        point = self.task == "regression" or not (isinstance(self.layer, GaussianLayer) and self.layer.conjugate)
+        require(point, "layer.noise_posterior", "must be point: classes have no noise of targets", "conjugate")
+        if self.task == "regression" and isinstance(self.layer, GaussianLayer):
+            exact = "must be jensen: the bound of regression is the expectation itself"
+            require(self.layer.bound == "jensen", "layer.bound", exact, self.layer.bound)
 
     @property
     def noise_of_each_input(self) -> bool:
@@ -103,8 +82,12 @@ class LastLayerSpec:
         """Return whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
 
-    def build(self, rng: Seed, class_counts: Tensor | None = None) -> "LastLayerLearner":
-        """Return a newly initialised model; a generative layer needs ``class_counts`` [class]."""
+    def build(self, rng: Seed, class_counts: Tensor | None = None, rows: int = 0) -> "LastLayerLearner":
+        """Return a newly initialised model; a generative layer needs ``class_counts`` [class].
+
+        Args:
+            rows: the number of training rows, which a layer with a posterior over its noise needs.
+        """
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
         c, size, seed = self.layer, (trunk.width, self.outputs), rng.fold("layer")
@@ -114,11 +97,16 @@ class LastLayerSpec:
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
             layer = Generative(*size, class_counts=counts, dirichlet=c.dirichlet, **options)
+            return LastLayerLearner(self, trunk, layer, rng)
+        options |= {"covariance": c.covariance, "rank": c.rank}
+        if c.conjugate:
+            layer = StudentRegression(*size, num_train=rows, kl_weight=c.kl_weight, **options)
         elif self.task == "regression":
-            layer = Regression(*size, covariance=c.covariance, rank=c.rank, **options)
+            layer = Regression(*size, **options)
+        elif c.covariance == "full":
+            layer = FullDiscriminative(*size, draws=c.draws, **options)
         else:
-            options |= {"covariance": c.covariance, "rank": c.rank}
-            layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, **options)
+            layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, bound=c.bound, **options)
         return LastLayerLearner(self, trunk, layer, rng)
 
 
@@ -180,8 +168,15 @@ class LastLayerLearner(Learner):
         spared = "" if isinstance(self.trunk, MeanField) else ("layer.", "linear.")
         return {name for name, _ in self.named_parameters() if name.startswith(spared)}
 
-    def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
-        return self._average(inputs, self._draws, rng)
+    def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
+        """Predict, with other class shares than the training rows' if :meth:`Generative.predict` is to have them.
+
+        Raises:
+            UserError: the layer is not generative and there are ``class_shares``.
+        """
+        if class_shares is not None and not isinstance(self.layer, Generative):
+            raise UserError("class_shares are for a generative last layer: other layers have no class prior")
+        return self._average(inputs, self._draws, rng, class_shares)
 
     @property
     def _draws(self) -> int:
@@ -207,14 +202,19 @@ class LastLayerLearner(Learner):
         return GaussianFunctions.mixed(parts)
 
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
-        """Return the joint of each group; a generative layer draws its class means, which all inputs share."""
-        if not isinstance(self.layer, Generative):
+        """Return the joint of each group; a layer without Gaussian functions draws what all inputs of a group share."""
+        layer = self.layer
+        if not isinstance(layer, Generative | FullDiscriminative):
             return self.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
         parts, each = [], -(-draws // self._draws)
         for number, features in enumerate(self._drawn_features(inputs.flatten(0, 1), self._draws, rng)):
             grouped = features.unflatten(0, inputs.shape[:2])
-            parts.append(self.layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
-        return JointCategorical(torch.cat(parts)).at(places)
+            if isinstance(layer, Generative):
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
+            else:
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("functions", number), places))
+        drawn = JointCategorical(torch.cat(parts))
+        return drawn.at(places) if isinstance(layer, Generative) else drawn
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
@@ -225,11 +225,14 @@ class LastLayerLearner(Learner):
         The covariance of the training residuals is too small if the trunk overfits. A noise of each input has the line
         of :func:`~bdl_pipe.training.likelihood.least_head_nll`, of the predicted variance.
         """
-        if not isinstance(self.layer, Regression) or self._random is not None:
+        if not isinstance(self.layer, NoiseMatrix) or self._random is not None:
             return super().estimated(predicted)
         if self.log_noise is not None:
             return least_head(predicted, None)
-        score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
+        if isinstance(self.layer, StudentRegression):
+            score, log_factor = self.layer.least_scale(predicted)
+        else:
+            score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 
     def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
@@ -272,24 +275,20 @@ class LastLayerLearner(Learner):
         for draw in range(draws):
             yield self._features(inputs, self.draw(rng.fold("trunk", draw), inputs.device), shared)
 
-    def _average(self, inputs: Tensor, draws: int, rng: Seed) -> Predictive:
+    def _average(self, inputs: Tensor, draws: int, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
         parts, layer = list[Any](), self.layer if self.exact is None else self.exact
         for draw, features in enumerate(self._drawn_features(inputs, draws, rng)):
             g = self.log_noise_of(features)
             s = None if g is None else (-g / 2).exp()
-            part = layer.predict(features if s is None else features * s, rng=rng.fold("layer", draw))
+            of_layer = rng.fold("layer", draw)
+            if isinstance(layer, Generative):
+                part: Predictive = layer.predict(features, rng=of_layer, class_shares=class_shares)
+            else:
+                part = layer.predict(features if s is None else features * s, rng=of_layer)
             if s is not None and isinstance(part, Gaussian):
                 part = Gaussian(part.draw_mean / s, part.draw_variance / s.square())
             if self.refit is not None and isinstance(part, Categorical):
                 scores = {**part.scores, "refit_density": self.refit.log_density(features)}
                 part = Categorical(part.draw_log_probs, scores)
             parts.append(part)
-        if len(parts) == 1:
-            return parts[0]
-        if isinstance(parts[0], Gaussian):
-            return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
-        mixed = dict[str, Tensor]()
-        for name in parts[0].scores:  # the log of the mean of densities [batch] (eq. 73)
-            densities = torch.stack([p.scores[name] for p in parts])
-            mixed[name] = torch.logsumexp(densities, 0) - math.log(len(parts))
-        return Categorical(torch.stack([p.log_probs for p in parts]), mixed)
+        return averaged(parts)

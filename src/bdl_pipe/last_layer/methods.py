@@ -22,15 +22,17 @@ from ..errors import require
 from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
-from ..networks.last_layer import LastLayer, linear
+from ..networks.last_layer import ClassShares, LastLayer, linear
 from ..networks.variational import MeanField
+from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig, Weights
 from ..training.posterior import LearnerPosterior
 from .generative import Generative, Refit
-from .layer import GaussianLayer, GenerativeLayer
-from .learner import FeaturesConfig, LastLayerLearner, LastLayerSpec
+from .learner import LastLayerLearner, LastLayerSpec
 from .regression import ConjugateRegression, Regression, condition
+from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
+from .student import StudentRegression
 
 _NOT_FIXED: Final = "for variational features, which are not fixed"
 _ROWS: Final = 1000  # training rows in one forward pass of a refit
@@ -57,6 +59,8 @@ class DiscriminativeConfig(VbllConfig):
 
     def __post_init__(self) -> None:
         _require_variational(self.layer, "for a discriminative layer, which is not conjugate")
+        point = not self.layer.conjugate
+        require(point, "layer.noise_posterior", "must be point: classes have no noise of targets", "conjugate")
 
 
 @dataclass(frozen=True)
@@ -105,6 +109,15 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     key, spec_class = "last_layer", LastLayerSpec
 
     @torch.no_grad()
+    def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
+        """Predict; ``class_shares``, of a generative layer, replace the training rows' shares of the classes.
+
+        See :meth:`LastLayerLearner.predict`. The refitted densities keep the training rows' shares.
+        """
+        with self.lent() as learner:
+            return learner.predict(inputs, rng=rng, class_shares=class_shares)
+
+    @torch.no_grad()
     def last_layer(self, inputs: Tensor, *, rng: Seed) -> LastLayer:
         """Return the features' mean over draws, and logits except for a layer of class densities, which has none."""
         with self.lent() as learner:
@@ -138,7 +151,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
         counts = None
         if data.task == "classification":
             counts = torch.from_numpy(np.bincount(data.train.targets, minlength=data.outputs)).to(torch.float32)
-        learner = spec.build(rng, counts)
+        learner = spec.build(rng, counts, len(data.train.targets))
         if start is not None:
             trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
             trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
@@ -176,7 +189,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
             rows = _training_features(learner, data, rng.fold("exact"))
             if isinstance(layer, Regression):
                 computed["exact"] = condition(layer, rows)
-            elif isinstance(layer, Generative):
+            elif isinstance(layer, Generative | StudentRegression):
                 layer.condition(rows)
                 computed["layer"] = layer
         if spec.refits and isinstance(layer, Generative):

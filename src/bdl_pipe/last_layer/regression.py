@@ -14,6 +14,7 @@ by the constant.
 """
 
 import math
+from abc import ABC
 from collections.abc import Iterable, Sequence
 from typing import Unpack, final
 
@@ -30,13 +31,8 @@ from ..seeds import Seed
 from .layer import FusedLoss, LastLayer, Options, check_features, full_precision
 
 
-@final
-class Regression(LastLayer):
-    """A last layer of ``out_features`` outputs with dense Σ; see :class:`LastLayer` for the other arguments.
-
-    Raises:
-        ConfigError: an argument is out of range.
-    """
+class NoiseMatrix(LastLayer, ABC):
+    """The base of last layers of ``out_features`` outputs with dense noise."""
 
     def __init__(
         self,
@@ -78,6 +74,15 @@ class Regression(LastLayer):
         expected = (len(features), len(self.mean))
         if tuple(targets.shape) != expected:  # [batch] would broadcast to [batch, batch]
             raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
+
+
+@final
+class Regression(NoiseMatrix):
+    """A last layer of ``out_features`` outputs with dense Σ; see :class:`LastLayer` for the other arguments.
+
+    Raises:
+        ConfigError: an argument is out of range.
+    """
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
         self._check(features, targets)

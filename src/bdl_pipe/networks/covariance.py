@@ -184,10 +184,14 @@ class Dense(Form):
         strict = squares[0] if len(squares) == 1 else torch.stack(squares).sum()
         return strict / prior_variance + _excess(self.log_scale, prior_variance)
 
-    def matrix(self) -> Float[Tensor, "count h h"]:
+    def root(self) -> Float[Tensor, "count h h"]:
+        """Return Pᵀ."""
         width = self.log_scale.shape[-1]
         strict = torch.cat([F.pad(block, (width - block.shape[-1], 0)) for block in self.blocks], -2)
-        root = strict + torch.diag_embed(self.log_scale.exp())  # Pᵀ
+        return strict + torch.diag_embed(self.log_scale.exp())
+
+    def matrix(self) -> Float[Tensor, "count h h"]:
+        root = self.root()
         return root.mT @ root
 
 

@@ -10,7 +10,7 @@ weights that determine the origin.
 
 import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, Self
 
@@ -25,6 +25,7 @@ from ..errors import DataError
 from .base import Network, Replicas
 
 LOG_2PI: Final = math.log(2 * math.pi)
+ClassShares = Tensor | Sequence[float]
 
 
 @dataclass(frozen=True, eq=False)
@@ -212,3 +213,15 @@ def check_labels(labels: Tensor, classes: int) -> None:
     wrong = labels[(labels < 0) | (labels >= classes)]
     if len(wrong):
         raise DataError(f"labels must be in 0 … {classes - 1}, got {int(wrong[0])}")
+
+
+def log_shares(class_shares: ClassShares, like: Float[Tensor, " class"]) -> Float[Tensor, " class"]:
+    """Return the log of probabilities of classes, with the shape, device and precision of ``like``.
+
+    Raises:
+        DataError: they are not one number >= 0 for each class with the sum 1.
+    """
+    shares = torch.as_tensor(class_shares, dtype=torch.float64)
+    if shares.shape != like.shape or not bool((shares >= 0).all()) or abs(float(shares.sum()) - 1) > 1e-4:
+        raise DataError(f"class_shares must be {len(like)} numbers >= 0 with the sum 1, got {shares.tolist()}")
+    return shares.log().to(like)

@@ -146,7 +146,6 @@ class LearnerPosterior(Generic[L]):
         """Return a context with the learner for one call; some learners put drawn weights into themselves."""
         return self._learners.one()
 
-    @final
     @torch.no_grad()
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Predict. Draws, if any, depend on ``rng`` alone and not on the batch."""
