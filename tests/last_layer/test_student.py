@@ -111,7 +111,7 @@ def test_the_kl_equals_its_estimate_from_draws() -> None:
         each = of_noise + of_weights - log_normal(np.zeros_like(mean), of_rows, prior)
         z = (each.mean() - kl) / (each.std() / math.sqrt(count))
         assert (abs(z) < 5) == right, z
-    assert float(layer.kl()) > 0
+    assert layer.kl().item() > 0
 
 
 def test_the_predictive_integrates_over_the_noise() -> None:
