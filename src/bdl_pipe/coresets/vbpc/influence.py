@@ -67,14 +67,14 @@ def row_influence(
     require(len(students) > 0, "students", "must have at least one posterior", len(students))
     there = students[0].head.mean
     coreset_now = tuple(coreset.tensors[name].to(there).requires_grad_() for name in ("images", "labels"))
-    loss = torch.stack([_row_losses(student, *reference)(*coreset_now).mean() for student in students]).mean()
+    loss = torch.stack([row_losses(student, *reference)(*coreset_now).mean() for student in students]).mean()
     direction = torch.autograd.grad(loss, coreset_now)
     fixed = tuple(tensor.detach() for tensor in coreset_now)
-    slopes = [torch.func.jvp(_row_losses(student, *rows), fixed, direction)[1] for student in students]
+    slopes = [torch.func.jvp(row_losses(student, *rows), fixed, direction)[1] for student in students]
     return torch.stack(slopes).mean(0).detach()
 
 
-def _row_losses(
+def row_losses(
     student: VbpcPosterior, inputs: Float[Tensor, "row ..."], classes: Int[Tensor, " row"]
 ) -> Callable[[Tensor, Tensor], Tensor]:
     """Return the losses [row] as a function of the coreset's images and labels, with the student's features."""
