@@ -1,7 +1,7 @@
 """results/vbpc/influence.md: the training images that a learned coreset of Fashion-MNIST uses most and least.
 
     python -m pipeline repro prepare@fashion_small
-    python -m benchmarks.vbpc_influence          # --prepared DIR, --steps N
+    python -m benchmarks.vbpc_influence          # --prepared DIR, --steps N: 100
 
 ``row_influence`` scores the 12,000 training rows of ``fashion_small`` for a coreset of ten images a class that VBPC
 learned from them, with two students and 5,000 validation rows as the reference. Test rows are not read.
@@ -79,7 +79,9 @@ def main() -> None:
     for name, sign in (("most", -1), ("least", 1)):
         (small.OUT / f"influence-{name}.png").write_bytes(png(picture(sign * scores[0], data)))
         parts.append(f"![The {name} useful training images](influence-{name}.png)\n\n*The {name} useful images.*")
-    small.write_page("influence", "The influence of training rows on a coreset", __doc__, parts, figures.seconds())
+    small.write_page(
+        "influence", "The influence of training rows on a coreset", __doc__, parts, figures.seconds(), options.steps
+    )
 
 
 def left_out(data: FitData, seed: int) -> dict[str, float]:

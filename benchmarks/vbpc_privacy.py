@@ -1,7 +1,7 @@
 """results/vbpc/privacy.md: does a posterior of a coreset tell which rows it was learned from?
 
     python -m pipeline repro prepare@fashion_small
-    python -m benchmarks.vbpc_privacy            # --prepared DIR, --steps N
+    python -m benchmarks.vbpc_privacy --steps 200   # --prepared DIR
 
 Lee et al. 2025 (ethics statement) hope that a coreset protects the rows it was learned from. Two attacks guess whether
 a row is a member: by its loss, as members should have a smaller −log p(y | x); and by its distance to the nearest image
@@ -50,7 +50,9 @@ def main() -> None:
         for name in seeds[0]["scores"]
     ]
     parts = [small.table(HEAD, rows), small.table(("posterior of", "accuracy of other rows", "their NLL"), scores)]
-    small.write_page("privacy", "Membership attacks on posteriors of coresets", __doc__, parts, figures.seconds())
+    small.write_page(
+        "privacy", "Membership attacks on posteriors of coresets", __doc__, parts, figures.seconds(), options.steps
+    )
 
 
 def shown(areas: list[float | None]) -> str:

@@ -1,8 +1,8 @@
 """What the pages results/vbpc/influence.md, privacy.md and inner.md share: data, fits, kept figures and the page.
 
 Data are the prepared rows of ``fashion_small``, split 0: training and validation rows. Test rows are not read. Settings
-are those of params.yaml with a network of width 16 and 200 outer steps. Figures are kept in a file of JSON lines below
-``work/benchmarks``, so that a script that is started again goes on after the last figure.
+are those of params.yaml with a network of width 16 and few outer steps (``--steps``). Figures are kept in a file of
+JSON lines below ``work/benchmarks``, so that a script that is started again goes on after the last figure.
 """
 
 import argparse
@@ -43,7 +43,7 @@ def arguments(description: str | None) -> argparse.Namespace:
     """Parse the options that the scripts share, and take one thread."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--prepared", type=Path, default=Path("work/prepare/fashion_small"))
-    parser.add_argument("--steps", type=int, default=200, help="outer steps")
+    parser.add_argument("--steps", type=int, default=100, help="outer steps")
     torch.set_num_threads(1)
     return parser.parse_args()
 
@@ -124,10 +124,11 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in cells)
 
 
-def write_page(name: str, title: str, about: str | None, parts: Sequence[str], seconds: float) -> None:
+def write_page(name: str, title: str, about: str | None, parts: Sequence[str], seconds: float, steps: int) -> None:
     """Write ``results/vbpc/<name>.md`` with the page's provenance, and print its parts."""
     read = load()
-    facts = report.facts(read, Settings.read()) | {"seconds of one core": f"{seconds:.0f}", "torch": torch.__version__}
+    facts = report.facts(read, Settings.read())
+    facts |= {"outer steps": steps, "seconds of one core": f"{seconds:.0f}", "torch": torch.__version__}
     lines = [f"- {key}: {value}" for key, value in facts.items() if value not in ("—", 0)]
     text = (about or "").partition("\n")[2].strip("\n")
     page = [f"# {title}", *uncommitted(facts), text, "\n".join(lines), *parts]
