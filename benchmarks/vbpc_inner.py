@@ -1,7 +1,7 @@
 """results/vbpc/inner.md: other inner problems in place of VBPC's closed form (Lee et al. 2025, appendix D).
 
     python -m pipeline repro prepare@fashion_small
-    python -m benchmarks.vbpc_inner --steps 40   # --prepared DIR
+    python -m benchmarks.vbpc_inner --steps 30   # --prepared DIR
 
 Appendix D names what the Gaussian likelihood of the head avoids: a Laplace approximation on the softmax likelihood,
 without or with updates of the head's weights, and variational inference for all weights. Each learns a coreset of five
