@@ -1,12 +1,12 @@
 """results/vbpc/inner.md: other inner problems in place of VBPC's closed form (Lee et al. 2025, appendix D).
 
     python -m pipeline repro prepare@fashion_small
-    python -m benchmarks.vbpc_inner --steps 30   # --prepared DIR
+    python -m benchmarks.vbpc_inner --steps 20   # --prepared DIR
 
 Appendix D names what the Gaussian likelihood of the head avoids: a Laplace approximation on the softmax likelihood,
 without or with updates of the head's weights, and variational inference for all weights. Each learns a coreset of five
 images a class by the same outer loop (12,000 training rows, a pool of networks of width 16), and its student is scored
-on 5,000 validation rows. Test rows are not read.
+on 2,500 validation rows. Test rows are not read.
 
 - ``closed form``: the method.
 - ``laplace, updated``: the mode of the softmax likelihood by Newton steps in function space, where n̂k replaces hk. The
@@ -15,8 +15,8 @@ on 5,000 validation rows. Test rows are not read.
 - ``laplace, not updated``: the curvature at the head that the pool's network has. The mean does not depend on the
   coreset, so that only the variance has a gradient.
 - ``mean-field``: a Gaussian for each weight of the network, by five unrolled gradient steps from the network's weights
-  with one draw each, and two draws in the outer loss; its student takes 200 steps and 16 draws. Untempered, as the KL
-  of all weights is thousands of nats; a weight's prior variance is 1/fan-in.
+  with one draw each, and two draws in the outer loss; its student takes 200 steps and eight draws. It is untempered, as
+  the KL of all weights is thousands of nats; the prior variance of a weight is 1/fan-in.
 
 Seconds are processor time of an outer step, the mean over the run; memory is the peak of an outer step beside its
 inputs. Errors are standard errors over three seeds. "Closed form" in the last columns is the student's closed-form head
@@ -49,9 +49,9 @@ from bdl_pipe.training.loop import OptimiserConfig, run_steps
 from benchmarks import vbpc_small as small
 from benchmarks.coresets import peak_bytes
 
-IPC, SCORED, STUDENT = 5, 5_000, 4.303  # STUDENT: the quantile .975 of Student's t with two degrees of freedom
+IPC, SCORED, STUDENT = 5, 2_500, 4.303  # STUDENT: the quantile .975 of Student's t with two degrees of freedom
 NEWTON, SHORTEST, UNROLLED, INNER_RATE, DRAWS = 8, 1e-3, 5, 1e-3, 2
-STUDENT_STEPS, STUDENT_DRAWS = 200, 16
+STUDENT_STEPS, STUDENT_DRAWS = 200, 8
 
 LogProbs = Callable[[Tensor], Tensor]  # images or features [b, ...] -> log-probabilities [b, k]
 
