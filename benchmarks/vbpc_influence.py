@@ -6,11 +6,11 @@
 ``row_influence`` scores the 12,000 training rows of ``fashion_small`` for a coreset of ten images a class that VBPC
 learned from them, with two students and 5,000 validation rows as the reference. Test rows are not read.
 
-**Leaving rows out.** A small problem: one row after another of 100 training rows is left out of ten outer gradient
-steps on all rows (one image a class, a fixed random network, rate 100), and the cost is the change of the loss of 1,000
-validation rows. The rank correlation of the cost is with the influence at the start, with the mean influence over the
-steps, and with the latter in a random order. Errors are standard errors over three seeds, each with other rows, network
-and start.
+**Leaving rows out.** A small problem: one row after another of 100 training rows is left out of outer gradient steps on
+all rows (one image a class, a fixed random network), three of rate 20 or ten of rate 100, and the cost is the change of
+the loss of 1,000 validation rows. The rank correlation of the cost is with the influence at the start, with the mean
+influence over the steps, and with the latter in a random order. Errors are standard errors over three seeds, each with
+other rows, network and start.
 
 **Use.** A fifth of the training rows is left out: the most useful rows of each class, the least useful, or random ones.
 VBPC learns a coreset of the others, and its student is scored on 5,000 validation rows that no influence has seen.
@@ -38,15 +38,20 @@ from benchmarks import vbpc_small as small
 
 STUDENT = 4.303  # the quantile .975 of Student's t with two degrees of freedom
 REFERENCE = 5_000  # validation rows of the reference, and as many others for scores
-ROWS, DESCENT, RATE = 10, 10, 100.0  # rows a class, steps and rate of the small problem
+ROWS = 10  # a class, in the small problem
+DESCENTS = {"three short steps": (3, 20.0), "ten long steps": (10, 100.0)}  # -> their number and rate
 SHOWN, BIG, SHARE = 12, 2, 5
-ENDS = ("before", "after")  # the reference loss of the small problem
 
 
 def main() -> None:
     options = small.arguments(__doc__)
     data, figures = small.load_data(options.prepared), small.Figures(f"vbpc_influence-{options.steps}")
-    alone = [figures.get(f"left out, {seed}", lambda s=seed: left_out(data, s)) for seed in small.SEEDS]
+    alone = {
+        steps: [
+            figures.get(f"{steps}, {seed}", lambda s=seed, d=descent: left_out(data, s, *d)) for seed in small.SEEDS
+        ]
+        for steps, descent in DESCENTS.items()
+    }
     influences = [
         figures.get(f"influence, {seed}", lambda s=seed: influence(data, options.steps, s)) for seed in small.SEEDS
     ]
@@ -59,10 +64,12 @@ def main() -> None:
         for out in ("random", "most useful", "least useful")
     }
     first = small.table(
-        ("cost of leaving a row out, rank correlation with", "three seeds"),
-        [(name, small.mean_and_error([found[name] for found in alone], 2)) for name in alone[0] if name not in ENDS],
+        ("rank correlation of the cost with", *DESCENTS),
+        [
+            (name, *(small.mean_and_error([values[name] for values in found], 2) for found in alone.values()))
+            for name in alone["ten long steps"][0]
+        ],
     )
-    fall = " to ".join(small.mean_and_error([found[end] for found in alone], 2) for end in ENDS)
     second = small.table(
         ("left out", "NLL", "accuracy", "NLL − random", "accuracy − random"),
         [(f"the {name} fifth", *cells(found, fifths["random"])) for name, found in fifths.items()],
@@ -70,7 +77,6 @@ def main() -> None:
     parts = [
         "## Leaving rows out",
         first,
-        f"The ten steps bring the loss from {fall} nats.",
         "## Use",
         second,
         "## Pictures",
@@ -84,7 +90,7 @@ def main() -> None:
     )
 
 
-def left_out(data: FitData, seed: int) -> dict[str, float]:
+def left_out(data: FitData, seed: int, steps: int, rate: float) -> dict[str, float]:
     """Return the rank correlations of one seed's small problem."""
     rng = Seed(seed).fold("left out")
     part = small.training_rows(data, small.balanced_rows(data.train.targets, ROWS, rng.fold("rows")))
@@ -96,13 +102,13 @@ def left_out(data: FitData, seed: int) -> dict[str, float]:
 
     def descend(weights: Tensor, along: list[Tensor] | None = None) -> float:
         images, labels = start.tensors["images"], start.tensors["labels"] / 8  # the labels that VBPC starts from
-        for _ in range(DESCENT):
+        for _ in range(steps):
             if along is not None:
                 state = State({"images": images, "labels": labels}, {})
                 along.append(row_influence([student], state, rows, reference))
             leaves = tuple(tensor.detach().requires_grad_() for tensor in (images, labels))
             gradient = torch.autograd.grad(weights @ losses(*leaves) / count, leaves)
-            images, labels = (leaf.detach() - RATE * slope for leaf, slope in zip(leaves, gradient, strict=True))
+            images, labels = (leaf.detach() - rate * slope for leaf, slope in zip(leaves, gradient, strict=True))
         with torch.no_grad():
             return float(goal(images, labels).double().mean())
 
@@ -118,7 +124,7 @@ def left_out(data: FitData, seed: int) -> dict[str, float]:
     found = {name: float(spearmanr(values, costs)[0]) for name, values in orders.items()}
     with torch.no_grad():
         before = float(goal(start.tensors["images"], start.tensors["labels"] / 8).double().mean())
-    return found | {"before": before, "after": whole}
+    return found | {"(the loss before the steps, nats)": before, "(the loss after them, nats)": whole}
 
 
 def random_student(data: FitData, coreset: State, rng: Seed) -> VbpcPosterior:
