@@ -79,7 +79,7 @@ GROUPS: Final = {
     "parts": Group(
         "Parts for your own training loop",
         "Layers, integrals and closed forms that need no pipeline. The families' pages have examples.",
-        (),
+        ("row_influence",),
         (
             "bdl_pipe.last_layer.regression",
             "bdl_pipe.last_layer.discriminative",

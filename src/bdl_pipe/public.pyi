@@ -11,6 +11,7 @@ from .baselines.stored import StoredPosterior as StoredPosterior
 from .baselines.trees import Trees as Trees
 from .checkpoint_files import CheckpointFiles as CheckpointFiles, CheckpointFolder as CheckpointFolder
 from .checkpoints import Checkpointed as Checkpointed
+from .coresets.vbpc.influence import row_influence as row_influence
 from .data.catalog import load_dataset as load_dataset
 from .data.catalog import register_source as register_source
 from .data.config import DatasetConfig as DatasetConfig
