@@ -10,10 +10,11 @@ inputs of the embedding, at the training rows, and at new inputs of the student 
 dimensions none keeps more at the probe inputs than the share of the d largest eigenvalues. *explained* is what a fitted
 student has: 1 − Σ_s Σ_x (f_s − E f − B z_s)² / Σ_s Σ_x (f_s − E f)². The difference of both is what the network has
 not learned; *error of a* is Σ_x (a − E f)² over the same variance. Test rows are scored last and choose nothing: the
-list of students was fixed by the shares at training rows.
+list of students was fixed by what they explain at training rows.
 """
 
 import csv
+import itertools
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +27,6 @@ from torch import Tensor
 
 from bdl_pipe import artifacts
 from bdl_pipe.dark_knowledge import distil, functions, teachers
-from bdl_pipe.dark_knowledge.functions import HeadsConfig, LatentConfig
 from bdl_pipe.dark_knowledge.inputs import Generator
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.evaluation import score_clean
@@ -49,24 +49,17 @@ DIMENSIONS: Final = (2, 4, 8, 16, 32, 64, 128, 256, 399)
 NEW: Final = 1000  # new inputs at which shares are computed
 SPLITS: Final = {"shares": 5, "students": 3}
 SCORES: Final = ("nll", names(20)[0], "reference_kl", "reference_sd_ratio")
-COLUMNS: Final = ("part", "split", "name", "dimension", "probe", "rows", "new", "explained", "bias", *SCORES, "seconds")
-STUDENTS: Final[
-    Mapping[str, Mapping[str, Any]]
-] = {  # changes of the latent of params/comparison.yaml, and of its steps
+_FITTED: Final = ("explained_rows", "bias_rows", "explained_new", "bias_new")
+COLUMNS: Final = ("part", "split", "name", "dimension", "probe", "rows", "new", *_FITTED, *SCORES, "seconds")
+ROWS: Final = {"probe": 455, "probe_at": "rows"}
+WIDE: Final = {**ROWS, "dimension": 399, "share": 0.9}
+STUDENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # changes of the latent of params/comparison.yaml
     "latent of 16": {},
-    "latent of 16, probes at training rows": {"probe": 455, "probe_at": "rows"},
-    "latent that keeps 0.9": {"probe": 455, "probe_at": "rows", "dimension": 399, "share": 0.9},
-    "latent that keeps 0.9 at noisy inputs": {"probe": 2000, "dimension": 399, "share": 0.9},
-    "latent of all dimensions": {"probe": 455, "probe_at": "rows", "dimension": 399},
-    "latent that keeps 0.9, four times the steps": {
-        "probe": 455,
-        "probe_at": "rows",
-        "dimension": 399,
-        "share": 0.9,
-        "steps": 4,
-    },
+    "latent of 16, probes at training rows": ROWS,
+    "latent that keeps 0.9": WIDE,
+    "latent of 16, all draws in a step": {"draws_per_step": 400},
+    "latent that keeps 0.9, all draws in a step": {**WIDE, "draws_per_step": 400},
 }
-HEADS: Final = HeadsConfig("heads", heads=50, draws_per_step=10)
 Row = dict[str, Any]
 
 
@@ -168,40 +161,35 @@ class Split:
         posterior = task.posterior()
         assert isinstance(posterior, functions.StudentFunctions)
         row: Row = {"name": name, "seconds": time.process_time() - began}
-        if isinstance(config.student, LatentConfig):
-            latents = learner._coefficients[:, 1:]
-            shares = {place: kept(self.functions(inputs), latents) for place, inputs in self.inputs.items()}
-            values, (mean, factor, _) = self.functions(self.inputs["rows"]), posterior.affine(self.inputs["rows"])
+        latents = learner._coefficients[:, 1:]
+        shares, errors = dict[str, float](), dict[str, float]()
+        for place, inputs in self.inputs.items():
+            values, (mean, factor, _) = self.functions(inputs), posterior.affine(inputs)
+            shares[place] = kept(values, latents)
+            errors[f"explained_{place}"] = explained(values, values.mean(0) + latents @ factor[..., 0])
             bias = (mean[:, 0] - values.mean(0)).square().sum() / values.var(0, correction=0).sum()
-            share = explained(values, values.mean(0) + latents @ factor[..., 0])
-            row |= {"dimension": latents.shape[1], **shares, "explained": share, "bias": float(bias)}
-        return row | self.scores(posterior)
-
-    def students(self, done: Sequence[str]) -> Iterator[Row]:
-        """Yield the teacher's scores and the rows of all students that are not done."""
-        if "teacher" not in done:
-            yield {"name": "teacher", **self.scores(self.posterior)}
-        configs = {"50 heads": replace(self.settings, student=HEADS)}
-        for name, changes in STUDENTS.items():
-            more = {key: value for key, value in changes.items() if key != "steps"}
-            steps = self.settings.steps * changes.get("steps", 1)
-            configs[name] = replace(self.settings, student=replace(self.settings.student, **more), steps=steps)
-        for name, config in configs.items():
-            if name not in done:
-                yield self.student(name, config)
+            errors[f"bias_{place}"] = float(bias)
+        return row | {"dimension": latents.shape[1]} | shares | errors | self.scores(posterior)
 
 
 def measured(rows: list[dict[str, str]]) -> Iterator[Row]:
     """Yield the rows that are not among ``rows`` yet."""
-    if not any(row["part"] == "linear" for row in rows):
+    done = {(row["part"], row["split"], row["name"]) for row in rows}
+    if not any(part == "linear" for part, *_ in done):
         yield from ({"part": "linear", **row} for row in linear())
-    for number in range(max(SPLITS.values())):
-        done = {part: [r["name"] for r in rows if (r["part"], r["split"]) == (part, str(number))] for part in SPLITS}
-        split = Split(number)
-        if not done["shares"]:
-            yield from ({"part": "shares", "split": number, **row} for row in split.shares())
-        if number < SPLITS["students"]:
-            yield from ({"part": "students", "split": number, **row} for row in split.students(done["students"]))
+    splits = [Split(number) for number in range(SPLITS["shares"])]
+    for split in splits:
+        if not any(key[:2] == ("shares", str(split.number)) for key in done):
+            yield from ({"part": "shares", "split": split.number, **row} for row in split.shares())
+    for name, split in itertools.product(("teacher", *STUDENTS), splits[: SPLITS["students"]]):
+        if ("students", str(split.number), name) in done:
+            continue
+        if name == "teacher":
+            row: Row = {"name": name, **split.scores(split.posterior)}
+        else:
+            latent = replace(split.settings.student, **STUDENTS[name])
+            row = split.student(name, replace(split.settings, student=latent))
+        yield {"part": "students", "split": split.number, **row}
 
 
 def table(rows: Sequence[Mapping[str, str]], columns: Mapping[str, str], first: str) -> str:
@@ -242,8 +230,11 @@ def page(rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
             {
                 "dimension": "d",
                 "rows": "kept, training rows",
-                "explained": "explained, training rows",
-                "bias": "error of a",
+                "explained_rows": "explained, training rows",
+                "bias_rows": "error of a, training rows",
+                "new": "kept, new inputs",
+                "explained_new": "explained, new inputs",
+                "bias_new": "error of a, new inputs",
                 "reference_sd_ratio": "sd of f, of the posterior's",
                 "reference_kl": "KL to the posterior",
                 "nll": "NLL",
