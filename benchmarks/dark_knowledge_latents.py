@@ -58,6 +58,7 @@ STUDENTS: Final[Mapping[str, Mapping[str, Any]]] = {  # changes of the latent of
     "latent of 16, probes at training rows": ROWS,
     "latent that keeps 0.9": WIDE,
     "latent of 16, all draws in a step": {"draws_per_step": 400},
+    "latent of 16, probes at training rows, all draws in a step": {**ROWS, "draws_per_step": 400},
     "latent that keeps 0.9, all draws in a step": {**WIDE, "draws_per_step": 400},
 }
 Row = dict[str, Any]
