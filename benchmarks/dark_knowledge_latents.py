@@ -195,10 +195,11 @@ def measured(rows: list[dict[str, str]]) -> Iterator[Row]:
 
 def table(rows: Sequence[Mapping[str, str]], columns: Mapping[str, str], first: str) -> str:
     """Return the means over splits, with their standard errors, of rows of one part as Markdown."""
-    lines = [[first, *columns.values()], ["---", *["---:"] * len(columns)]]
+    lines = [[first, "splits", *columns.values()], ["---", *["---:"] * (1 + len(columns))]]
     for key in dict.fromkeys((row["name"], row["dimension"] if "probe" in columns else "") for row in rows):
         same = [row for row in rows if row["name"] == key[0] and key[1] in ("", row["dimension"])]
-        lines.append([key[0], *(cell([row[c] for row in same if row[c]], whole=c == "dimension") for c in columns)])
+        cells = [cell([row[c] for row in same if row[c]], whole=c == "dimension") for c in columns]
+        lines.append([key[0], f"{len(same)}", *cells])
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
