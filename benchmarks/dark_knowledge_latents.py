@@ -219,7 +219,7 @@ def page(rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
     """Return the page of the stored rows."""
     parts = {part: [row for row in rows if row["part"] == part] for part in ("linear", "shares", "students")}
     shares = {"dimension": "d", "probe": "kept at the probe inputs"}
-    text = ["# Boston: what a student with a latent keeps", *uncommitted(facts), __doc__.partition("\n")[2].strip()]
+    text = ["# Boston: what a student with a latent keeps", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n")]
     text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
     text += [
         "## A teacher of Gaussian weights, with the bound of its law in closed form",
