@@ -162,6 +162,8 @@ def test_a_draw_has_the_mean_and_the_covariance_of_the_dense_conditional(shape: 
     for centre in (draw(none), vec(conditional_mean(*conditioned, 0.7))):
         torch.testing.assert_close(centre, mean, rtol=1e-10, atol=1e-12)
     torch.testing.assert_close(jacobian @ jacobian.mT, 0.36 * covariance, rtol=1e-9, atol=1e-12)
+    for part in jacobian.split(sizes, 1):  # a rule without one of the three matrices of noise misses the covariance
+        assert float((part @ part.mT).abs().max()) > 1e-2 * float(covariance.abs().max())
 
 
 def test_the_kl_of_the_rescaled_conditional_equals_the_kl_of_dense_gaussians() -> None:

@@ -119,9 +119,11 @@ class FunctionStudent:
         else:
             assert isinstance(student, functions.LatentConfig)
             index, latent_draws = list(range(teacher.count)), student.draws
-            probe = Generator(config.inputs, data).draw(student.probe, rng.fold("probe"))
+            generator = Generator(config.inputs, data)
+            draw = generator.draw if student.probe_at == "inputs" else generator.draw_rows
+            probe = draw(student.probe, rng.fold("probe"))
             values = functions.function_values(teacher.functions(probe, torch.tensor(index)))
-            latents = functions.embed(values, student.dimension)
+            latents = functions.embed(values, student.dimension, student.share)
             coefficients = torch.cat([torch.ones_like(latents[:, :1]), latents], 1)
         self._spec = functions.FunctionsSpec(
             config.network, data.input_shape, data.outputs, _likelihood(data), coefficients.shape[1], latent_draws

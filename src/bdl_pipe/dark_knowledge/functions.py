@@ -14,7 +14,9 @@ N(0, I): Σ_s z_s = 0 and (1/S) Σ_s z_s z_sᵀ = I. The student minimises (1/S)
 Fixed points over all functions of x. A head is the draw that it imitates. In regression with a latent, a = E f,
 B(x) B(x′)ᵀ is the covariance of the teacher's functions after a projection on the d latents, and e^α = E (y − f)². At
 each input the mean and the variance of y are exactly the teacher's, whatever d is; covariances between inputs are exact
-where the teacher's functions span at most d dimensions. For classes with a latent the cross-entropy defines the
+where the teacher's functions span at most d dimensions. No d-dimensional linear latent keeps a larger share of the
+trace of the covariance at the probe inputs: it is the share of the d largest eigenvalues. What the latent does not keep
+is in e^α, as noise that is independent between inputs. For classes with a latent the cross-entropy defines the
 projection.
 
 The losses of all students against a predictive are cross-entropies, which omit the constant of the KL.
@@ -29,7 +31,7 @@ for classes, and at μ = E y, e^α = Var y for regression. Eq. 11 omits ½ log 2
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal, final
 
 import torch
@@ -39,7 +41,7 @@ from torch import Tensor
 
 from .. import networks
 from ..artifacts import State
-from ..config import read, to_mapping
+from ..config import LATER, read, to_mapping
 from ..errors import require
 from ..networks.base import Replicas
 from ..posterior import Likelihood
@@ -83,8 +85,12 @@ class LatentConfig:
         dimension: d, the largest dimension of the latent. If the teacher's functions span fewer dimensions around their
             mean, the latent has that number of dimensions.
         draws: the number of functions in a prediction; the latents come in pairs of z and −z.
-        probe: the number of student inputs at which the teacher's draws are compared, to compute their latents.
+        probe: the number of inputs at which the teacher's draws are compared, to compute their latents.
         draws_per_step: the number of draws that each step imitates.
+        probe_at: the inputs at which the draws are compared: ``inputs`` of the student, or training ``rows`` without
+            noise, each at most once.
+        share: the share of the draws' variance at these inputs that the latent keeps: d is the least number of
+            dimensions that keeps it, and at most ``dimension``. With null, d is ``dimension``.
     """
 
     name: Literal["latent"]
@@ -92,10 +98,13 @@ class LatentConfig:
     draws: int
     probe: int
     draws_per_step: int
+    probe_at: Literal["inputs", "rows"] = field(default="inputs", metadata=LATER)
+    share: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         for name in ("dimension", "probe", "draws_per_step"):
             require(getattr(self, name) > 0, name, "must be > 0", getattr(self, name))
+        require(self.share is None or 0 < self.share <= 1, "share", "must be in (0, 1] or null", self.share)
         require(self.draws > 0 and self.draws % 2 == 0, "draws", "must be even and > 0", self.draws)
 
 
@@ -212,14 +221,22 @@ def function_values(predictive: Categorical | Gaussian) -> Float[Tensor, "draw b
     return predictive.draw_mean
 
 
-def embed(values: Float[Tensor, "draw batch output"], dimension: int) -> Float[Tensor, "draw latent"]:
+def embed(
+    values: Float[Tensor, "draw batch output"], dimension: int, share: float | None = None
+) -> Float[Tensor, "draw latent"]:
     """Return the latents z_s of functions from their values at probe inputs; the latents have mean 0 and covariance I.
 
     A latent has ``dimension`` coordinates, or fewer if the functions span fewer dimensions around their mean.
+
+    Args:
+        share: in (0, 1]; the latent has only as many coordinates as keep this share of the values' variance.
     """
     flat = values.flatten(1).double()
     left, sizes, _ = torch.linalg.svd(flat - flat.mean(0), full_matrices=False)
     spanned = int((sizes > _NULL * sizes[0].clamp_min(torch.finfo(torch.float32).tiny)).sum())
+    if share is not None:
+        kept = sizes[:spanned].square().cumsum(0)  # of 1, …, spanned coordinates
+        spanned = min(spanned, 1 + int((kept < share * sizes.square().sum()).sum()))
     return (len(flat) ** 0.5 * left[:, : min(dimension, spanned)]).to(values.dtype)
 
 

@@ -124,6 +124,11 @@ class Generator:
         """Draw ``count`` inputs, all from the address ``rng``."""
         return draw(self._config, self._training, count, rng, self._more)
 
+    def draw_rows(self, count: int, rng: Seed) -> Float[Tensor, "batch ..."]:
+        """Draw ``count`` training inputs without noise, each at most once; all of them if there are fewer."""
+        index = torch.randperm(len(self._training), generator=rng.generator())[:count]
+        return self._training.take(index.to(self._training.device))[0]
+
 
 def draw(
     config: InputsConfig, training: Rows, count: int, rng: Seed, more: Rows | None = None
