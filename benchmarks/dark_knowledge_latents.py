@@ -9,8 +9,9 @@ the fixed point of the loss for given latents z_s: no network and no optimiser i
 inputs of the embedding, at the training rows, and at new inputs of the student data generator. Of all latents of d
 dimensions none keeps more at the probe inputs than the share of the d largest eigenvalues. *explained* is what a fitted
 student has: 1 − Σ_s Σ_x (f_s − E f − B z_s)² / Σ_s Σ_x (f_s − E f)². The difference of both is what the network has
-not learned; *error of a* is Σ_x (a − E f)² over the same variance. Test rows are scored last and choose nothing: the
-list of students was fixed by what they explain at training rows.
+not learned; *error of a* is Σ_x (a − E f)² over the same variance. Test rows are scored last. The
+rows with all draws in a step were chosen by what they explain at training rows, and joined the list after split 0 had
+been scored on test rows for the teacher and four other students.
 """
 
 import csv
