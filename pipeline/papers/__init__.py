@@ -96,10 +96,12 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
         for dataset in request.datasets:
             runs = runs_of(paper_table, dataset, ours(request.params))
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
-            comparison = compared(paper_table, dataset, request.params, {run.key for run in done})
-            show([grid(comparison)], Console(), in_report=False)
+            made = compared(paper_table, dataset, request.params, {run.key for run in done})
             place = RESULTS / paper_table.folder / f"{stem(paper_table, dataset, 'protocol')}{request.suffix}.csv"
-            for path in stored.write(place, comparison, _facts(request, dataset, done, settings)):
+            here = {run.key for run in runs if places.identity("evaluate", run.key).is_file()}
+            comparison, facts = stored.completed(place, made, _facts(request, dataset, done, settings), here)
+            show([grid(comparison)], Console(), in_report=False)
+            for path in stored.write(place, comparison, facts):
                 print(f"written: {path}")
     if absent := [
         name for name in paper_table.figures if paper_table.names.datasets[name] not in request.params.datasets
@@ -217,7 +219,7 @@ def _update(request: Request, settings: Settings) -> None:
     print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
 
 
-def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, object]:
+def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> Mapping[str, object]:
     """Collect the provenance of a table's values."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
     return {
