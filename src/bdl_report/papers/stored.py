@@ -8,7 +8,7 @@ from typing import Final
 from bdl_pipe.files import write_bytes
 
 from . import PaperTable, load, tables
-from .comparison import KINDS, Comparison, Kind, Ours, compare, read
+from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
 from .pages import counted, facts_of, markdown, stem
 
 EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
@@ -50,10 +50,15 @@ def completed(
     if not path.is_file():
         return comparison, facts
     before = read(load(str(comparison.table)), path.read_text(encoding="utf-8"))
-    earlier = {line.run: line for line in before.lines if line.ran and line.run and line.run not in runs_here}
-    if not (added := [line.method for line in comparison.lines if not line.ran and line.run in earlier]):
+    earlier = [line for line in before.lines if line.ran and line.run not in runs_here]
+    by_run, by_name = {line.run: line for line in earlier}, {line.method: line for line in earlier}
+    lines, added = list[Line](), list[str]()
+    for line in comparison.lines:
+        kept = None if line.ran else by_run.get(line.run) if line.run else by_name.get(line.method)
+        lines.append(kept or line)
+        added += [line.method] if kept else []
+    if not added:
         return comparison, facts
-    lines = [line if line.ran else earlier.get(line.run, line) for line in comparison.lines]
     stored_facts = facts_of(path.with_suffix(".md").read_text(encoding="utf-8"))
     origin = "; ".join(f"{name} {stored_facts[name]}" for name in _ORIGIN if name in stored_facts)
     return replace(comparison, lines=lines), {**facts, EARLIER: f"{', '.join(added)}: {origin}"}
