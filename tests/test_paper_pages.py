@@ -146,6 +146,20 @@ def test_a_page_is_rebuilt_from_its_csv_file_and_its_own_facts(kind: str, tmp_pa
     assert counted(cells) == counted(comparison) and counted(cells).made + counted(cells).stand_in > 0
 
 
+def test_a_page_keeps_the_rows_of_runs_that_another_folder_made(tmp_path: Path) -> None:
+    """Here is one run of a method that the stored page lacks; a run that was made here and is gone has no figures."""
+    table = on("vbll:table1")
+    path = tmp_path / "page.csv"
+    stored.write(path, compare(table, "CIFAR10", RUNS[:2], "stand-in"), {"commit": "abc", "command": "go"})
+    one = compare(table, "CIFAR10", RUNS[2:], "stand-in")
+    whole, facts = stored.completed(path, one, {"commit": "def"}, ["f-sngp"])
+    assert whole.comma_separated() == compare(table, "CIFAR10", RUNS, "stand-in").comma_separated()
+    assert facts == {"commit": "def", stored.EARLIER: "DNN, D-VBLL: commit abc"}
+    part, facts = stored.completed(path, one, {}, ["f-sngp", "f-det"])
+    assert {line.run for line in part.lines if line.ran} == {"f-d_vbll", "f-sngp"}
+    assert facts[stored.EARLIER] == "D-VBLL: commit abc"
+
+
 def test_the_default_run_has_pages_only_for_tables_with_a_made_cell() -> None:
     pages = {str(path): comparison for path, comparison in stored.of_default_run(RUNS)}
     assert "vbll/table1-cifar10-on-fashion_mnist.csv" in pages

@@ -20,9 +20,12 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.metrics.regression import crps
+from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.learner import EarlyStopping, TrainingConfig
+from bdl_pipe.training.loop import OptimiserConfig
 from tests.baselines.test_quantiles import check_integrals
 from tests.baselines.test_rivals import rows, table
 from tests.test_docs import plugin_files
@@ -32,6 +35,14 @@ TREES = "pip install 'bdl-pipe[rivals]'"
 CONFIGS: dict[str, dict[str, Any]] = {
     "ngboost": {"rounds": 40, "learning_rate": 0.1, "patience": 5},
     "catboost": {"rounds": 60, "learning_rate": 0.1, "depth": 3, "patience": 5, "draws": 4},
+    "dkl": {
+        "network": MlpConfig("mlp", (8,)),
+        "features": 2,
+        "inducing": 12,
+        "training": TrainingConfig(
+            epochs=6, batch=64, optimiser=OptimiserConfig("adam", 1e-2), early_stopping=EarlyStopping(1, 3)
+        ),
+    },
     "tabpfn": {"weights": "here.ckpt", "estimators": 2},
 }
 RANDOM = np.random.default_rng(0)
@@ -79,13 +90,15 @@ def fitted(name: str, data: FitData, seed: int = 0, **changes: Any) -> State:
     return method.stages["student"].fit_one(data, {}, config, rng=Seed(seed), report=Silent())
 
 
-def predicted(state: State, data: FitData) -> Any:
+def predicted(state: State, data: FitData, dtype: torch.dtype = torch.float64) -> Any:
     """Predict the validation rows by a posterior that is read from the bytes of its state."""
     stored = artifacts.from_bytes(artifacts.to_bytes(state))
-    return registry.posterior_of(stored).predict(data.tensors("validation")[0].double(), rng=Seed(0))
+    return registry.posterior_of(stored).predict(data.tensors("validation")[0].to(dtype), rng=Seed(0))
 
 
-@pytest.mark.parametrize(("name", "key"), [("ngboost", "rounds"), ("catboost", "draws"), ("tabpfn", "estimators")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("ngboost", "rounds"), ("catboost", "draws"), ("dkl", "inducing"), ("tabpfn", "estimators")]
+)
 def test_a_config_with_a_count_of_zero_is_refused(plugin: Load, name: str, key: str) -> None:
     plugin(name)
     with pytest.raises(ConfigError, match=key):
@@ -165,6 +178,77 @@ def test_equal_seeds_give_equal_predictions_and_another_seed_changes_catboost(pl
     assert torch.equal(first, again)
     if name == "catboost":
         assert not torch.equal(first, predicted(fitted(name, data, seed=1), data).mean)
+
+
+class DenseProcess:
+    """The sparse process of one output of a stored ``dkl``, by inverses in NumPy (Hensman et al. 2013)."""
+
+    def __init__(self, state: State, output: int) -> None:
+        parts = {name: values.double().numpy() for name, values in state.tensors.items()}
+        place = "process.variational_strategy"
+        self.z = parts[f"{place}.inducing_points"][output]
+        self.m = parts[f"{place}._variational_distribution.variational_mean"][output]
+        root = np.tril(parts[f"{place}._variational_distribution.chol_variational_covar"][output])
+        self.s = root @ root.T
+        self.centre = parts["process.mean.raw_constant"][output]
+        self.amplitude = np.log1p(np.exp(parts["process.kernel.raw_outputscale"][output]))
+        self.length = np.log1p(np.exp(parts["process.kernel.base_kernel.raw_lengthscale"][output]))
+        self.noise = np.log1p(np.exp(parts["likelihood.noise_covar.raw_noise"][output][0])) + 1e-4  # gpytorch's bound
+
+    def kernel(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        return self.amplitude * np.exp(-0.5 * (((a[:, None] - b[None]) / self.length) ** 2).sum(-1))
+
+    def moments(self, features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return mean and variance of f: with u = L v and q(v) = N(m, S), f = c + k L⁻ᵀ v + the rest of the prior."""
+        root = np.linalg.cholesky(self.kernel(self.z, self.z) + 1e-6 * np.eye(len(self.z)))  # gpytorch's jitter
+        white = np.linalg.solve(root, self.kernel(self.z, features))
+        spread = (white * ((self.s - np.eye(len(self.s))) @ white)).sum(0)
+        return self.centre + white.T @ self.m, self.amplitude + spread
+
+    def loss(self, features: np.ndarray, targets: np.ndarray) -> float:
+        mean, variance = self.moments(features)
+        fit = scipy.stats.norm.logpdf(targets, mean, np.sqrt(self.noise)) - 0.5 * variance / self.noise
+        kl = 0.5 * (np.trace(self.s) + self.m @ self.m - len(self.m) - np.linalg.slogdet(self.s)[1])
+        return -float(fit.mean()) + kl / len(targets)
+
+
+@pytest.mark.slow
+def test_the_dkl_plugin_predicts_and_bounds_the_evidence_as_dense_formulas_do(plugin: Load) -> None:
+    """To 1e-4 in float32, with two outputs; at the prior's covariance, a wrong variant, the variances differ by far."""
+    package("gpytorch", TREES)
+    module, data = plugin("dkl"), two_outputs(150)
+    state = fitted("dkl", data)
+    posterior = registry.posterior_of(state)
+    assert isinstance(posterior, module.DklPosterior)
+    predictive, learner = predicted(state, data, torch.float32), posterior.learner.double().train()
+    rows, targets = (values.double() for values in data.tensors("train"))
+    held = data.tensors("validation")[0].double()
+    with torch.no_grad():
+        features, held_features = learner.network(rows).numpy(), learner.network(held).numpy()
+        loss = float(learner(rows, targets, len(rows), {}))
+    dense = [DenseProcess(state, output).loss(features, targets[:, output].numpy()) for output in (0, 1)]
+    assert loss == pytest.approx(sum(dense), rel=1e-6)
+    for output in (0, 1):
+        process = DenseProcess(state, output)
+        mean, variance = process.moments(held_features)
+        np.testing.assert_allclose(predictive.mean[:, output], mean, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(predictive.variance[:, output], variance + process.noise, rtol=1e-4)
+        process.s = np.eye(len(process.s))
+        assert np.abs(process.moments(held_features)[1] / variance - 1).max() > 0.1
+
+
+@pytest.mark.slow
+def test_dkl_trains_its_network_and_depends_on_its_seed_alone(plugin: Load) -> None:
+    package("gpytorch", TREES)
+    module, data = plugin("dkl"), two_outputs(150)
+    first, again, other = (fitted("dkl", data, seed) for seed in (0, 0, 1))
+    assert all(torch.equal(values, again.tensors[name]) for name, values in first.tensors.items())
+    assert not torch.equal(*(predicted(state, data, torch.float32).mean for state in (first, other)))
+    spec = module.DklPosterior.spec(registry.METHODS["dkl"].config(**CONFIGS["dkl"]), data)
+    start = module.Dkl(spec, Seed(0)).network.state_dict()
+    assert all(not torch.equal(values, first.tensors[f"network.{name}"]) for name, values in start.items())
+    with pytest.raises(ConfigError, match="inducing must be at most the 120 training rows, got 200"):
+        fitted("dkl", data, inducing=200)
 
 
 class _Criterion:

@@ -96,14 +96,15 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
         for dataset in request.datasets:
             runs = runs_of(paper_table, dataset, ours(request.params))
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
-            comparison = compared(paper_table, dataset, request.params, {run.key for run in done})
-            show([grid(comparison)], Console(), in_report=False)
+            made = compared(paper_table, dataset, request.params, {run.key for run in done})
             place = RESULTS / paper_table.folder / f"{stem(paper_table, dataset, 'protocol')}{request.suffix}.csv"
-            for path in stored.write(place, comparison, _facts(request, dataset, done, settings)):
+            here = [run.key for run in runs if places.identity("evaluate", run.key).is_file()]
+            comparison, facts = stored.completed(place, made, _facts(request, dataset, done, settings), here)
+            show([grid(comparison)], Console(), in_report=False)
+            for path in stored.write(place, comparison, facts):
                 print(f"written: {path}")
-    if absent := [
-        name for name in paper_table.figures if paper_table.names.datasets[name] not in request.params.datasets
-    ]:
+    there = request.params.datasets
+    if absent := [name for name in paper_table.figures if paper_table.names.datasets[name] not in there]:
         print(f"of this table, not in {request.path}: {', '.join(absent)}")
     return 0
 
@@ -213,11 +214,10 @@ def _update(request: Request, settings: Settings) -> None:
         outcome = pool.run(stages, todo, params, settings, tracker, jobs=pool.JOBS, root=root)
         if outcome.failed:
             raise UserError("\n".join([f"{name}: {lines[-1]}" for name, lines in outcome.failed.items()]))
-    count = len(outcome.done)
-    print(f"{count} stages run, {len(stages) - count} up to date", file=sys.stderr, flush=True)
+    print(f"{len(outcome.done)} stages run, {len(stages) - len(outcome.done)} up to date", file=sys.stderr, flush=True)
 
 
-def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> dict[str, object]:
+def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> Mapping[str, object]:
     """Collect the provenance of a table's values."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
     return {
@@ -241,7 +241,9 @@ def every(missing: bool) -> int:
         if stored.poorer(RESULTS / path, comparison):
             print(f"not changed, since the runs here fill fewer of its cells: {RESULTS / path}")
         else:
-            stored.write(RESULTS / path, comparison, _page_facts(comparison))
+            facts = _page_facts(comparison)
+            whole = stored.completed(RESULTS / path, comparison, facts, [run.key for run in runs])
+            stored.write(RESULTS / path, *whole)
     print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
     return 0
 

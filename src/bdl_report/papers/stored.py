@@ -1,13 +1,18 @@
 """The pages of the papers' tables below ``results``, each a Markdown file and a CSV file of the same figures."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from bdl_pipe.files import write_bytes
 
 from . import PaperTable, load, tables
-from .comparison import KINDS, Comparison, Kind, Ours, compare, read
+from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
 from .pages import counted, facts_of, markdown, stem
+
+EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
+_ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting", EARLIER)
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
@@ -28,6 +33,35 @@ def write(path: Path, comparison: Comparison, facts: Mapping[str, object]) -> li
     write_bytes(path.with_suffix(".md"), markdown(comparison, facts).encode())
     write_bytes(path, comparison.comma_separated().encode())
     return [path.with_suffix(".md"), path]
+
+
+def completed(
+    path: Path, comparison: Comparison, facts: Mapping[str, object], runs_here: Collection[str]
+) -> tuple[Comparison, Mapping[str, object]]:
+    """Add the figures of a stored page for runs that this folder never made, with their origin, and return both.
+
+    So a run that is added to a table's params file does not need the other runs again.
+
+    Args:
+        path: the page's CSV file; without it nothing is added.
+        runs_here: the keys of the runs that this folder made, now or earlier. If one of them is out of date, its stored
+            figures are not used.
+    """
+    if not path.is_file():
+        return comparison, facts
+    before = read(load(str(comparison.table)), path.read_text(encoding="utf-8"))
+    earlier = [line for line in before.lines if line.ran and line.run not in runs_here]
+    by_run, by_name = {line.run: line for line in earlier}, {line.method: line for line in earlier}
+    lines, added = list[Line](), list[str]()
+    for line in comparison.lines:
+        kept = None if line.ran else by_run.get(line.run) if line.run else by_name.get(line.method)
+        lines.append(kept or line)
+        added += [line.method] if kept else []
+    if not added:
+        return comparison, facts
+    stored_facts = facts_of(path.with_suffix(".md").read_text(encoding="utf-8"))
+    origin = "; ".join(f"{name} {stored_facts[name]}" for name in _ORIGIN if name in stored_facts)
+    return replace(comparison, lines=lines), {**facts, EARLIER: f"{', '.join(added)}: {origin}"}
 
 
 def poorer(path: Path, comparison: Comparison) -> bool:

@@ -123,8 +123,9 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
     at_hand = table.names.datasets[dataset] in AT_HAND
     of = table if at_hand else table.on_stand_ins(dataset)
     gpu = at_hand and table.names.source(table.table) in table.names.gpu
-    if table.names.methods[method].method is None:
-        missing.needs["a method that is not built here"] += 1
+    theirs = table.names.methods[method]
+    if theirs.method is None:
+        missing.needs[f"a method that is not built here ({method}: {theirs.absent or theirs.note})"] += 1
     elif of is None or of.names.datasets[dataset] not in AT_HAND:
         missing.needs[f"the data of {dataset}"] += 1
     elif (where := of.quantity(metric, method)).set in ("ood", "transfer") and where.name not in AT_HAND - _PAIRS:
@@ -136,7 +137,8 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
         missing.runs.setdefault(command, set()).add(key)
         missing.says[command] = source.says
     else:
-        missing.needs["a GPU" if gpu else "a run that no params file has"] += 1
+        reason = f" ({method}: {theirs.absent})" if theirs.absent else ""
+        missing.needs["a GPU" if gpu else f"a run that no params file has{reason}"] += 1
 
 
 def _maker(
