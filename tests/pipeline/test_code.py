@@ -110,7 +110,9 @@ REGISTRY, LINE = "src/bdl_pipe/registry.py", '        "sgd": "trajectory.sgd:SGD
 METRICS = {f"src/bdl_pipe/metrics/{name}.py": {"scores", "report"} for name in ("table", "selective", "calibration")}
 REPORT = {f"src/bdl_report/{name}": {"report"} for name in ("columns.py", "templates/style.css", "paper.csv")}
 STALE: dict[str, set[str]] = {  # an edited file, and the digests that change
-    "src/bdl_pipe/coresets/vbpc/closed_form.py": of_methods("vbpc", "random_coreset", "coreset_bma", "coreset_vi"),
+    "src/bdl_pipe/coresets/vbpc/closed_form.py": of_methods(
+        "vbpc", "vbpc_regression", "random_coreset", "coreset_bma", "coreset_vi"
+    ),
     "src/bdl_pipe/baselines/gp.py": of_methods("gp", "svgp"),  # which shares its kernels
     "src/bdl_pipe/seeds.py": {*of_methods(*METHODS), "prepare", "scores", "report"},
     "pipeline/stages/fit.py": of_methods(*METHODS),
