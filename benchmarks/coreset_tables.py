@@ -68,7 +68,7 @@ FULL: Final = ("full", "plain")  # fits to all rows
 FEWEST, MOST = 300, 10_000
 NETWORK: Final = {"name": "mlp", "hidden": [256]}
 BATCH: Final = 256
-CHANGES: Final[Mapping[str, dict[str, Any]]] = {  # what differs from the defaults of ``vbpc_regression``
+CHANGES: Final[Mapping[str, dict[str, Any]]] = {  # these values replace defaults of ``vbpc_regression``
     "vbpc": {"coreset": {"steps": 300}},
     "random": {"coreset": {"steps": 150, "lr": 0.1}, "learns": "scales"},
     "kmeans": {"coreset": {"steps": 150, "lr": 0.1, "start": "kmeans"}, "learns": "scales"},
@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf)
     chosen = parser.parse_args()
     torch.set_num_threads(1)
-    commit = provenance.commit()  # of the code that this process has read
+    commit = provenance.commit()  # this process has read the code of this commit
     until, stored = time.monotonic() + 60 * chosen.minutes, done(OUT / "regression.csv")
     digests = {}
     for table in tables():

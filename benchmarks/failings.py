@@ -34,8 +34,8 @@ from pipeline.core import provenance, records
 CHAINS, STEPS, BURN_IN, SEEDS = 16, 1000, 200, 3
 SWEEPS: Final = 1000  # the most sweeps of EP over the rows
 DAMPING: Final = 0.5
-STARTS: Final = (-1.0, -0.5, 0.1, 0.5, 1.0)  # of VI's means, in deviations of the prior
-EPOCHS: Final = (1, 40)  # of probabilistic backpropagation, which is exact in the moments of one row of a line
+STARTS: Final = (-1.0, -0.5, 0.1, 0.5, 1.0)  # VI starts from these means, in deviations of the prior
+EPOCHS: Final = (1, 40)  # passes over the rows; a step is exact in the moments of one row of a line
 Numbers = Callable[[Tensor, Tensor], dict[str, float]]
 
 

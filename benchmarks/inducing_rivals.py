@@ -74,7 +74,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, required=True, help="a folder")
     keep: Path = parser.parse_args().keep
     torch.set_num_threads(1)
-    provenance.commit()  # of the code that fits; it is cached
+    provenance.commit()  # the code of this commit fits; the answer is cached
     keep.mkdir(parents=True, exist_ok=True)
     data, test = rows()
     scores: dict[str, list[Scores]] = {title: [] for title in FORMS}

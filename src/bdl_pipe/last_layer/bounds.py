@@ -38,7 +38,7 @@ def jensen(mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch cl
 
 def tilted(mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]) -> Float[Tensor, " batch"]:
     """Return the bound of Knowles and Minka for independent logits."""
-    tilt, centre, spread = torch.zeros_like(mean).detach(), mean.detach(), variance.detach()
+    tilt, centre, spread = torch.zeros_like(mean), mean.detach(), variance.detach()
     for _ in range(_STEPS):
         tilt = tilt - (tilt - F.softmax(centre + (0.5 - tilt) * spread, -1)) / (1 + 0.5 * spread)
     return 0.5 * (tilt.square() * variance).sum(-1) + torch.logsumexp(mean + (0.5 - tilt) * variance, -1)
@@ -48,7 +48,7 @@ def tilted_dense(
     mean: Float[Tensor, "batch class"], covariance: Float[Tensor, "batch class class"]
 ) -> Float[Tensor, " batch"]:
     """Return the bound of Knowles and Minka, extended to dependent logits."""
-    tilt, centre, spread = torch.zeros_like(mean).detach(), mean.detach(), covariance.detach()
+    tilt, centre, spread = torch.zeros_like(mean), mean.detach(), covariance.detach()
     half = 0.5 * spread.diagonal(dim1=-2, dim2=-1)
     largest = spread.abs().sum(-1).amax(-1, keepdim=True)  # at least the largest eigenvalue
     for _ in range(_STEPS):

@@ -14,8 +14,8 @@ Deviations: the pseudo-rows' inputs and targets are learned with log ρ, log γ 
 starts at n/σ², where each of the n̂ rows (β_S = n̂) counts as n/n̂ training rows; a fixed γ = 100 is the weight of 100
 rows of variance 1, however many rows the coreset stands for. ρ starts where functions have the variance of the targets:
 from ρ = 1, 256 features and 300 steps, σ² ended above the variance of the targets (gestation, 89 columns). β_D is 1,
-the bound's own. With ``learns: scales`` the
-inputs and targets stay those of the training rows from which the distillation starts.
+the bound's own. With ``learns: scales`` the inputs and targets stay those of the training rows from which the
+distillation starts.
 """
 
 import math
@@ -196,8 +196,7 @@ VBPC_REGRESSION = Method(
         "student": {"steps": 50, "lr": 1e-3, "augmentation": {"choose": "all"}},
     },
     program=True,
-    default=Default(
-        3.0, "vbpc_regression", default, suits=lambda size: False
-    ),  # not offered: few rows beside fits to all rows
+    # `add` does not offer it, since a comparison has fits to all rows, and a coreset of few rows is no rival of them.
+    default=Default(3.0, "vbpc_regression", default, suits=lambda size: False),
     upstream={"vbpc_regression": Upstream("coreset", 1, 3.0, default)},
 )
