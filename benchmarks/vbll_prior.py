@@ -12,11 +12,11 @@ at most 300 training rows. Columns and targets are standardised by them. Every f
 steps of Adam at a rate of 0.01 on batches of 100 rows, and gradients clipped at 1.
 
 Rules, fixed in the commit before a row was computed. *Choice*: of the candidates, the one with the least NLL of the
-validation rows (at most 300), the mean over the seen tables and two splits each; test rows of seen tables do not exist
-here. *Judgement*: on the unseen tables, which had no part in the choice, three splits each, the difference of the NLL of
-test rows (at most 1,000) from the paper's prior, and from that of params.yaml. A difference is the mean over tables ±
-its standard error over tables, and is established if it is more than the 97.5 % quantile of Student's t, of one degree
-of freedom less than tables, times its error (two-sided test at 5 %; four tests).
+validation rows (at most 300), the mean over the seen tables and two splits each; test rows of seen tables are not
+used. *Judgement*: on the unseen tables, which had no part in the choice, three splits each, the difference of the NLL
+of test rows (at most 1,000) from the paper's prior, and from that of params.yaml. A difference is the mean over tables
+± its standard error over tables, and is established if it is more than the 97.5 % quantile of Student's t, of one
+degree of freedom less than tables, times its error (two-sided test at 5 %; four tests).
 """
 
 import csv

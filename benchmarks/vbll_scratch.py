@@ -68,6 +68,10 @@ METHOD: Final = {  # the row of the tables -> method
     "D-VBLL BNN": "d_vbll_bnn",
     "G-VBLL BNN": "g_vbll_bnn",
 }
+PLACES: Final = (2, 4, 4, 3, 3)  # digits of the columns
+PRINTED: Final = OUT.parent.parent / "src" / "bdl_report" / "papers" / "vbll.csv"
+VERDICTS: Final = """The signs of the differences from DNN. *Not the paper's*: its difference is below two errors.
+*Not established*: ours is not. Else both are established, and have the same sign (*seen*) or not (*opposite*)."""
 EVALUATE: Final = EvaluateConfig(15, 250, 0)
 
 
@@ -271,40 +275,77 @@ def columns(of_table: str, row: str) -> dict[str, str]:
 
 
 def page(stored: Mapping[str, Rows]) -> None:
-    """Write the page from the stored rows."""
+    """Write the page from the stored rows; a row whose fits are not all stored is named and left out."""
     start, parts = time.process_time(), [(__doc__ or "").partition("\n")[2].strip()]
     for of_table, rows in stored.items():
-        titles, places = list(columns(of_table, "DNN")), (2, 4, 4, 3, 3)
-        cells, differences = [], []
-
-        def figures(row: str, of_table: str = of_table, rows: Rows = rows) -> dict[str, list[float]]:
-            fit = row.removesuffix("-MAP")
-            names = columns(of_table, row)
-            return {title: values_of(rows, fit, name, chosen_rate(rows, fit)) for title, name in names.items()}
-
-        plain = figures("DNN")
+        titles, printed = list(columns(of_table, "DNN")), printed_cells(of_table)
+        cells, differences, verdicts, missing = [], [], [], []
+        figures: dict[str, dict[str, list[float]]] = {}
         for row in (*list(METHOD)[:4], "G-VBLL-MAP", *list(METHOD)[4:]):
-            ours, rate = figures(row), chosen_rate(rows, row.removesuffix("-MAP"))
-            each = list(zip(titles, places, strict=True))
-            line = [error(*mean_and_error(ours[t]), digits) if t in ours else "–" for t, digits in each]
+            fit = row.removesuffix("-MAP")
+            names = {line["name"] for line in rows if line["row"] == fit and line["fit"] == str(FITS[-1])}
+            if "NLL" not in names:
+                missing.append(row)
+                continue
+            rate = chosen_rate(rows, fit)
+            ours = {title: values_of(rows, fit, name, rate) for title, name in columns(of_table, row).items()}
+            figures[row] = ours
             end = ", an end" if rate in (RATES[0], RATES[-1]) else ""
-            seconds = statistics.mean(values_of(rows, row.removesuffix("-MAP"), "seconds", rate))
-            cells.append([row, *line, f"{rate:g}{end}", f"{seconds:.0f}"])
+            seconds = statistics.mean(values_of(rows, fit, "seconds", rate))
+            each = [
+                error(*mean_and_error(ours[title]), PLACES[n]) if title in ours else "–" for n, title in indexed(titles)
+            ]
+            cells.append([row, *each, f"{rate:g}{end}", f"{seconds:.0f}"])
             if row != "DNN":
-                less = [difference(ours[t], plain[t], digits) if t in ours else "–" for t, digits in each]
+                plain = figures["DNN"]
+                less = [difference(ours[t], plain[t], PLACES[n]) if t in ours else "–" for n, t in indexed(titles)]
                 differences.append([row, *less])
-        counts = values_of(rows, "DNN", "rows", chosen_rate(rows, "DNN"))
-        of = TABLES[of_table]
+                same = [
+                    verdict(ours[t], plain[t], printed[row, n], printed["DNN", n]) if t in ours else "–"
+                    for n, t in indexed(titles)
+                ]
+                verdicts.append([row, *same])
+        of, counts = TABLES[of_table], values_of(rows, "DNN", "rows", chosen_rate(rows, "DNN"))
         about = f"Of {of.source}, {of.epochs} epochs of {', '.join(f'{count:,.0f}' for count in counts)} rows; "
         digest = hashlib.sha256(data_of(of_table, 0).fit.train.inputs.tobytes()).hexdigest()[:12]
         total = sum(float(line["value"]) for line in rows if line["name"] == "seconds")
-        about += (
-            f"SHA-256 of the training images of fit 0: {digest}; {total:.0f} s of all fits, those of other rates, too."
-        )
+        about += f"SHA-256 of the training images of fit 0: {digest}; {total:.0f} s of fits, at all rates."
+        if missing:
+            about += f" Rows whose fits are not all there: {', '.join(missing)}."
         parts += [f"## Table {of_table}", about, table(["row", *titles, "rate", "fit, s"], cells)]
         parts += ["Differences from DNN:", table(["row", *titles], differences)]
+        parts += [VERDICTS, table(["row", *titles], verdicts)]
     title = "Tables 1 and 4, trained from random weights"
     write(OUT / "scratch.md", title, "python -m benchmarks.vbll_scratch", parts, start)
+
+
+def indexed(titles: Sequence[str]) -> list[tuple[int, str]]:
+    return list(enumerate(titles))
+
+
+def printed_cells(of_table: str) -> dict[tuple[str, int], tuple[float, float]]:
+    """Return (row, number of the column) -> the paper's mean and error."""
+    near = {"1": "CIFAR100", "4": "CIFAR10"}[of_table]
+    places = {"accuracy": 0, "ece": 1, "nll": 2, "SVHN": 3, near: 4}
+    with PRINTED.open(encoding="utf-8", newline="") as file:
+        lines = [line for line in csv.DictReader(file) if line["table"] == f"table{of_table}"]
+    cells = {}
+    for line in lines:
+        place = places[line["metric"].rpartition(":")[2]]
+        cells[line["method"], place] = (float(line["value"]), float(line["error"]))
+    return cells
+
+
+def verdict(
+    ours: Sequence[float], plain: Sequence[float], paper: tuple[float, float], paper_plain: tuple[float, float]
+) -> str:
+    """Return whether our difference from DNN has the sign of the paper's, if both are established."""
+    theirs = paper[0] - paper_plain[0]
+    if abs(theirs) <= 2 * math.hypot(paper[1], paper_plain[1]):
+        return "not the paper's"
+    if "not established" in difference(ours, plain, 4):
+        return "not established"
+    return "seen" if (theirs > 0) == (mean_and_error(ours)[0] > mean_and_error(plain)[0]) else "opposite"
 
 
 def difference(ours: Sequence[float], plain: Sequence[float], places: int) -> str:
