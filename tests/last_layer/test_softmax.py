@@ -66,6 +66,21 @@ def test_quadrature_is_exact_up_to_the_noise_of_the_truth(classes: int) -> None:
     assert not ((rough - probs).abs() < 5 * deviation + 1e-6).all()
 
 
+@pytest.mark.parametrize("classes", [2, 10, 100])
+def test_quadrature_takes_as_many_rows_at_once_as_fit_in_the_cache_and_no_bit_depends_on_them(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At any number of classes; at 100 it once took ten times as many terms, and twice the time."""
+    mean, variance = (moment.float() for moment in problem(classes, 2.0, 1.0))
+    whole, sizes, shares = softmax.quadrature(mean, variance), list[int](), softmax._log_shares
+    monkeypatch.setattr(softmax, "_log_shares", lambda m, d: (sizes.append(m.numel()), shares(m, d))[1])
+    rows = [softmax.quadrature(m, v) for m, v in zip(mean.split(1), variance.split(1), strict=True)]
+    assert torch.equal(whole, torch.cat(rows, 1))
+    sizes.clear()
+    softmax.quadrature(mean, variance)
+    assert sum(sizes) == mean.numel() and max(sizes) * softmax._GRID <= softmax._TERMS
+
+
 def test_quadrature_without_variance_equals_the_softmax() -> None:
     mean = draw(1, 6, 5) * 8
     exact = F.log_softmax(mean, -1)
