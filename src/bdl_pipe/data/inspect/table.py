@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from ...errors import ConfigError, DataError, brief, short
 from ..examples import Examples
 from ..raw import Raw, Task, checked, encode_labels
-from ..sources.table import Table, with_targets
+from ..sources.table import SplitBy, Table, with_targets
 from ..tables import kinds, lint
 from ..tables.cells import Cells
 from ..tables.columns import labels_of
@@ -31,6 +31,7 @@ def inspect_table(
     *,
     decimal: Decimal | None = None,
     thousands: Thousands | None = None,
+    split_by: SplitBy | None = None,
 ) -> Profile:
     """Inspect a CSV or Parquet file.
 
@@ -40,6 +41,7 @@ def inspect_table(
         leave_out: columns that must not be features.
         decimal: the decimal point of a CSV file. None: it follows from the cells, if they leave no doubt.
         thousands: the separator of thousands of a CSV file. None: its numbers have none.
+        split_by: the column that says which rows belong together. A column of groups is no feature.
 
     Raises:
         DataError: the table cannot be used; the message names the cure.
@@ -74,6 +76,13 @@ def inspect_table(
     else:
         values, classes, counts = _targets(answers), (), {}
         remarks += lint.of_targets(targets, values)
+    by, units = split_by, None
+    if by is not None:
+        name = require_column(table, by.column, origin)
+        if name in targets:
+            raise DataError(f"--split-by: must not name the target {short(name)}")
+        units = by.units(Cells.of(table, name, origin))
+        leave_out = [*leave_out, name] if by.group is not None else leave_out
     if form.encoding != "utf-8" and (text := _foreign(table)):
         rule = f"its texts are no UTF-8 and are read as {form.encoding}, such as {short(text)}"
         remarks.append(f"{path.name}: {rule}; if they look wrong, save it as UTF-8: iconv -f ENCODING -t UTF-8")
@@ -90,9 +99,11 @@ def inspect_table(
         categories=kinds.CATEGORIES,
         csv=form,
         skip_without_target=table.num_rows < all_rows,
+        split_by=by,
     )
-    names, rows = tuple(features.kinds), Examples(features.matrix(), values)
-    raw = checked(Raw(origin, task, "table", rows, None, classes, names, source.target, features.columns))
+    names, rows = tuple(features.kinds), Examples(features.matrix(), values, units)
+    ordered = by is not None and by.date is not None
+    raw = checked(Raw(origin, task, "table", rows, None, classes, names, source.target, features.columns, ordered))
     return Profile(
         source,
         raw,
