@@ -20,6 +20,7 @@ from ..tables.cells import Cells
 from ..tables.columns import labels_of
 from ..tables.forms import WHOLE, are_all, grouped_once, listed, require_column
 from ..tables.read import CsvForm, Decimal, Thousands, is_parquet, open_table, sniffed
+from . import leaks
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile
 
 
@@ -90,7 +91,11 @@ def inspect_table(
     features = kinds.features_of(table, rest, origin, leave_out=leave_out, rows=all_rows, remarks=lint.of_cells)
     remarks += [*lint.of_table(table, form.separator), *features.remarks]
     outputs = values.reshape(len(values), -1).astype(np.float64).T
-    remarks += lint.of_rows(features, dict(zip(targets, outputs, strict=True)), path)
+    answers_by_name = dict(zip(targets, outputs, strict=True))
+    remarks += lint.of_rows(features, answers_by_name, path)
+    doubts = leaks.doubts(features, answers_by_name, path, classes=task == "classification", split=by is not None)
+    named = {line.partition(" ")[0] for line in remarks}
+    remarks += [line for line in doubts if " nearly tells " not in line or line.partition(" ")[0] not in named]
     source = Table(
         origin,
         tuple(targets),
