@@ -23,7 +23,7 @@ _DRIFT: Final = 0.05  # and of residuals of a period's rows
 _PERIODS: Final = 10
 _GROUPS: Final = 15  # fewer values are categories
 _LARGEST: Final = 0.2  # the largest share of rows of one group
-_NEAREST: Final = 0.6  # the least share of rows whose nearest row is of their group
+_NEAREST: Final = 0.85  # the least share of rows whose nearest row is of their group
 _STEP: Final = 1.5  # from one number to the next, an identifier's targets differ more than within a number
 _PROBES, _COMPARED, _OF_GROUP, _COLUMNS = 200, 4_000, 30, 60  # rows and columns that are compared, to take seconds
 _MODELLED: Final = 5_000  # rows of the linear model of residuals
@@ -185,13 +185,12 @@ def _groups(table: Inspected) -> Iterator[str]:
         correlation, log_p, within = alike(of_row, table.answers[:, there])
         if correlation < _ALIKE or log_p > _SIGNIFICANCE:
             continue
-        constant = [
-            name for name in table.codes if name != column.name and _is_constant(table.codes[name][there], of_row)
-        ]
+        others = (codes[there] for name, codes in table.codes.items() if name != column.name)
+        constant = sum(_is_constant(codes, of_row) for codes in others)
         named = bool(_NAMES.search(column.name))
-        if column.kind == "number" and not named and len(constant) < 2 and not _jumps(table, values, there, within):
+        if column.kind == "number" and not named and constant < 2 and not _jumps(table, values, there, within):
             continue
-        if len(constant) >= 2 or named or _nearest(table, column.name, there, of_row) >= _NEAREST:
+        if constant >= 2 or named or _nearest(table, column.name, there, of_row) >= _NEAREST:
             found.append((len(different), column.name, correlation))
     if found:
         count, name, correlation = max(found)
@@ -253,15 +252,14 @@ def _drifts(table: Inspected) -> Iterator[str]:
         values = table.codes[column.name]
         rows = np.flatnonzero(~np.isnan(values))
         rows = rows[np.unique(np.linspace(0, len(rows) - 1, _MODELLED).astype(int))]
-        different, of_row, sizes = np.unique(values[rows], return_inverse=True, return_counts=True)
+        _, of_row, sizes = np.unique(values[rows], return_inverse=True, return_counts=True)
         periods = ((np.cumsum(sizes) - sizes / 2) * _PERIODS // len(rows))[of_row]
         if len(np.unique(periods)) < 5:
             continue
         correlation, log_p, _ = alike(periods, _residuals(table, column.name, rows))
         if correlation >= _DRIFT and log_p <= _SIGNIFICANCE:
-            rule = (
-                f"targets drift along {column.name} (intraclass correlation of residuals of a tenth {correlation:.2f})"
-            )
+            share = f"tenths of the rows explain {100 * correlation:.0f} % of a linear model's errors"
+            rule = f"targets drift along {column.name} ({share})"
             yield f"{rule}: if you predict later rows, say --split-by date:{column.name}"
 
 
