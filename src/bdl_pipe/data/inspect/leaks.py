@@ -24,11 +24,11 @@ _PERIODS: Final = 10
 _GROUPS: Final = 15  # fewer values are categories
 _LARGEST: Final = 0.2  # the largest share of rows of one group
 _NEAREST: Final = 0.85  # the least share of rows whose nearest row is of their group
-_STEP: Final = 1.5  # from one number to the next, an identifier's targets differ more than within a number
 _PROBES, _COMPARED, _OF_GROUP, _COLUMNS = 200, 4_000, 30, 60  # rows and columns that are compared, to take seconds
 _MODELLED: Final = 5_000  # rows of the linear model of residuals
 _SLOTS: Final = 20  # categories of a column in this model
 _EQUAL: Final = 0.01  # the least share of equal rows
+_MEASURED: Final = 0.3  # the least intraclass correlation of residuals of rows with equal features
 _CHANCE: Final = 5  # the least factor by which equal rows exceed those of a shuffled column
 _TELLS: Final = {"regression": 0.95, "classification": 0.98}  # 0.95: as a rank correlation of .999 does
 _FEWEST: Final = 50  # rows of a telling column
@@ -129,7 +129,13 @@ def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
         one = "1 row is a copy of another; training and test rows may share it"
         cure = command.format(reader, table.path, "f.drop_duplicates()", writer)
         yield f"{several if copies > 1 else one}; to take each once: {cure}"
-    if (others := repeated - copies) >= _EQUAL * count:
+    others = repeated - copies
+    _, same, sizes = np.unique(keys, return_inverse=True, return_counts=True)
+    several = np.flatnonzero(sizes[same] > 1)[: 10 * _MODELLED]
+    if others < _EQUAL * count or len(np.unique(same[several])) < 2:
+        return
+    correlation, log_p = alike(same[several], _residuals(table, "", several))
+    if correlation >= _MEASURED and log_p <= _SIGNIFICANCE:  # unrelated targets of equal rows leak nothing
         drop = [*table.targets, *table.features.left_out]
         group = f"f.assign(same=f.groupby([*f.columns.drop({drop})], dropna=False).ngroup())"
         cure = f"{command.format(reader, table.path, group, writer)}, and --split-by group:same"
@@ -146,8 +152,8 @@ def _keys(columns: Sequence[np.ndarray], rows: int) -> np.ndarray:
     return keys
 
 
-def alike(groups: np.ndarray, answers: np.ndarray) -> tuple[float, float, np.ndarray]:
-    """Return the intraclass correlation of rows of a group, log p of the F test, and the variances within groups.
+def alike(groups: np.ndarray, answers: np.ndarray) -> tuple[float, float]:
+    """Return the intraclass correlation of the rows of a group, and log p of its F test.
 
     Of several answers [column, n] the largest correlation and the smallest p, times their number (Bonferroni), count.
     The correlation is that of Fisher's analysis of variance for groups of several sizes (Donner 1986, eq. 2).
@@ -162,15 +168,14 @@ def alike(groups: np.ndarray, answers: np.ndarray) -> tuple[float, float, np.nda
     usual = (rows - (sizes**2).sum() / rows) / max(count - 1, 1)
     correlation = (between - within) / np.maximum(between + (usual - 1) * within, 1e-300)
     log_p = distribution.logsf(between / np.maximum(within, 1e-300), count - 1, rows - count)
-    return float(correlation.max()), float(log_p.min() + np.log(len(answers))), within
+    return float(correlation.max()), float(log_p.min() + np.log(len(answers)))
 
 
 def _groups(table: Inspected) -> Iterator[str]:
     """Remark on the column with the most values that seems to name what several rows are of, such as patients.
 
-    Its rows must have alike targets. And two other columns must be constant within its values, or a row's nearest row
-    mostly be of its value, or its name must be that of an identifier. Numbers must not be quantities: from one number
-    to the next, targets or nearest rows jump.
+    Its rows must have alike targets. And two other columns must be constant within its values, or its name must be that
+    of an identifier, or, for a category, a row's nearest row must mostly be of its value.
     """
     found = []
     for column in table.features.columns:
@@ -182,16 +187,17 @@ def _groups(table: Inspected) -> Iterator[str]:
         few, most = len(different) < _GROUPS, 2 * len(different) > len(of_row)
         if few or most or sizes.max() > _LARGEST * len(of_row):
             continue
-        correlation, log_p, within = alike(of_row, table.answers[:, there])
+        correlation, log_p = alike(of_row, table.answers[:, there])
         if correlation < _ALIKE or log_p > _SIGNIFICANCE:
             continue
         others = (codes[there] for name, codes in table.codes.items() if name != column.name)
         constant = sum(_is_constant(codes, of_row) for codes in others)
         named = bool(_NAMES.search(column.name))
-        if column.kind == "number" and not named and constant < 2 and not _jumps(table, values, there, within):
-            continue
-        if constant >= 2 or named or _nearest(table, column.name, there, of_row) >= _NEAREST:
-            found.append((len(different), column.name, correlation))
+        if not named and constant < 2:  # equal numbers may be near as quantities
+            category = column.kind == "category"
+            if not category or _nearest(table, column.name, there, of_row) < _NEAREST:
+                continue
+        found.append((len(different), column.name, correlation))
     if found:
         count, name, correlation = max(found)
         rule = f"has {count:,} values, whose rows have alike targets (intraclass correlation {correlation:.2f})"
@@ -205,14 +211,6 @@ def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
     return bool(np.ptp(values) > 0 and (low == high).mean() > 0.98)
-
-
-def _jumps(table: Inspected, values: np.ndarray, there: np.ndarray, within: np.ndarray) -> bool:
-    rows = Seed(0).fold("jumps").numpy().permutation(np.flatnonzero(there))
-    rows = rows[np.argsort(values[rows], kind="stable")]
-    steps = np.diff(values[rows]) != 0
-    squares = np.diff(table.answers[:, rows], axis=1)[:, steps] ** 2 / 2
-    return bool((squares.mean(1) >= _STEP * within).any())
 
 
 def _nearest(table: Inspected, name: str, there: np.ndarray, groups: np.ndarray) -> float:
@@ -256,7 +254,7 @@ def _drifts(table: Inspected) -> Iterator[str]:
         periods = ((np.cumsum(sizes) - sizes / 2) * _PERIODS // len(rows))[of_row]
         if len(np.unique(periods)) < 5:
             continue
-        correlation, log_p, _ = alike(periods, _residuals(table, column.name, rows))
+        correlation, log_p = alike(periods, _residuals(table, column.name, rows))
         if correlation >= _DRIFT and log_p <= _SIGNIFICANCE:
             share = f"tenths of the rows explain {100 * correlation:.0f} % of a linear model's errors"
             rule = f"targets drift along {column.name} ({share})"
