@@ -205,12 +205,13 @@ def _groups(table: Inspected) -> Iterator[str]:
 
 
 def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
-    """Return True if a column varies, but within nearly no group."""
+    """Return True if two random rows often differ in a column, but nearly no rows of one group do."""
     values = np.nan_to_num(values, nan=-1.5e149)
+    shares = np.unique(values, return_counts=True)[1] / len(values)
     low, high = np.full(groups.max() + 1, np.inf), np.full(groups.max() + 1, -np.inf)
     np.minimum.at(low, groups, values)
     np.maximum.at(high, groups, values)
-    return bool(np.ptp(values) > 0 and (low == high).mean() > 0.98)
+    return bool((shares**2).sum() < 0.9 and (low == high)[np.bincount(groups) > 1].mean() > 0.98)
 
 
 def _nearest(table: Inspected, name: str, there: np.ndarray, groups: np.ndarray) -> float:
