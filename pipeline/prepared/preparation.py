@@ -31,7 +31,7 @@ from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.normalise import target_constants
 from bdl_pipe.data.raw import Raw, Source
-from bdl_pipe.data.split_rows import drawn, fit_rows, of_classes, schema, take, test_splits
+from bdl_pipe.data.split_rows import drawn, fit_rows, of_classes, outer_splits, schema, take
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.seeds import Seed
@@ -137,11 +137,11 @@ def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
 
 
 def _parts(raw: Raw, splits: int, rng: Seed) -> Iterator[tuple[int, tuple[Examples, Examples]]]:
-    """Yield (split, (training rows, test rows)): with the set's own test rows, or as ``test_splits`` draws them."""
+    """Yield (split, (training rows, test rows)): with the set's own test rows, or as ``outer_splits`` draws them."""
     if raw.test is not None:
         yield 0, (raw.train, raw.test)
         return
-    for split, (train, test) in enumerate(test_splits(raw, splits, rng)):
+    for split, (train, test) in enumerate(outer_splits(raw, splits, rng)):
         yield split, (take(raw.train, train), take(raw.train, test))
 
 

@@ -109,7 +109,7 @@ def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
     }
 
 
-def test_splits(raw: Raw, splits: int, rng: Seed) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+def outer_splits(raw: Raw, splits: int, rng: Seed) -> Iterable[tuple[np.ndarray, np.ndarray]]:
     """Draw (training rows, test rows) of each split: the standard UCI splits, or splits by group or date.
 
     Args:
@@ -121,7 +121,7 @@ def test_splits(raw: Raw, splits: int, rng: Seed) -> Iterable[tuple[np.ndarray, 
     rows = raw.train
     if rows.units is None:
         return uci_splits(len(rows), splits)
-    return units.tested(rows.units, splits, 1 - TRAIN_SHARE, raw.origin, ordered=raw.ordered, rng=rng)
+    return units.splits_of(rows.units, splits, 1 - TRAIN_SHARE, raw.origin, ordered=raw.ordered, rng=rng)
 
 
 def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:

@@ -13,7 +13,7 @@ from ..errors import DataError
 from ..seeds import Seed
 
 
-def tested(
+def splits_of(
     units: np.ndarray, splits: int, share: float, origin: str, *, ordered: bool, rng: Seed
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (training rows, test rows) of each split; training rows are in random order.
