@@ -84,8 +84,9 @@ def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> t
     if not (fit.joined and len(validation)):
         return search, fit.calibration
     every, none = fit.rows.cut(len(fit.rows))
-    transform, about = fit.final or fit.search, {"search": search, "ordered": raw.ordered}
-    return FitData(raw.task, every, none, transform, raw.classes, **about), fit.calibration
+    transform = fit.final or fit.search
+    data = FitData(raw.task, every, none, transform, raw.classes, search=search, ordered=raw.ordered)
+    return data, fit.calibration
 
 
 def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
@@ -183,8 +184,8 @@ def _require_trained(raw: Raw, rows: Examples, train: np.ndarray) -> None:
     what = "dates" if raw.ordered else "groups"
     if len(np.unique(rows.units[train])) < 2:
         raise DataError(f"{raw.origin}: split_by must leave at least 2 {what} of training rows, got 1")
-    absent = np.setdiff1d(np.arange(len(raw.classes)), rows.targets[train]) if raw.classes else ()
-    if len(absent):
+    absent = [label for label in range(len(raw.classes)) if not (rows.targets[train] == label).any()]
+    if absent:
         rule = "must leave training rows of each class"
         raise DataError(f"{raw.origin}: split_by {rule}, got none of {short(raw.classes[absent[0]])}")
 

@@ -112,7 +112,7 @@ def taken(x: Any, index: np.ndarray) -> Any:
     return x.take(pa.array(index)) if arrow else np.asarray(x)[index]
 
 
-def units_of(rows: int, groups: object, dates: object) -> tuple[np.ndarray | None, bool]:
+def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, bool]:
     """Return the numbers of the groups or dates that no split divides [n], or None, and whether they are dates.
 
     Raises:

@@ -131,10 +131,10 @@ def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
         yield f"{several if copies > 1 else one}; to take each once: {cure}"
     others = repeated - copies
     _, same, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    several = np.flatnonzero(sizes[same] > 1)[: 10 * _MODELLED]
-    if others < _EQUAL * count or len(np.unique(same[several])) < 2:
+    shared = np.flatnonzero(sizes[same] > 1)[: 10 * _MODELLED]
+    if others < _EQUAL * count or len(np.unique(same[shared])) < 2:
         return
-    correlation, log_p = alike(same[several], _residuals(table, "", several))
+    correlation, log_p = alike(same[shared], _residuals(table, "", shared))
     if correlation >= _MEASURED and log_p <= _SIGNIFICANCE:  # unrelated targets of equal rows leak nothing
         drop = [*table.targets, *table.features.left_out]
         group = f"f.assign(same=f.groupby([*f.columns.drop({drop})], dropna=False).ngroup())"
