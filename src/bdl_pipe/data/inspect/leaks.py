@@ -130,8 +130,8 @@ def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
         cure = command.format(reader, table.path, "f.drop_duplicates()", writer)
         yield f"{several if copies > 1 else one}; to take each once: {cure}"
     others = repeated - copies
-    _, same, sizes = np.unique(keys, return_inverse=True, return_counts=True)
-    shared = np.flatnonzero(sizes[same] > 1)[: 10 * _MODELLED]
+    _, same, often = np.unique(keys, return_inverse=True, return_counts=True)
+    shared = np.flatnonzero(often[same] > 1)[: 10 * _MODELLED]
     if others < _EQUAL * count or len(np.unique(same[shared])) < 2:
         return
     correlation, log_p = alike(same[shared], _residuals(table, "", shared))
