@@ -6,7 +6,7 @@ shown in 16 grey levels, so that all pictures together take less than 1.5 MB.
 """
 
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -19,14 +19,10 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.fitting import seeds_of
 from bdl_pipe.seeds import Seed
 from bdl_report.pictures import sheet
-from pipeline.core import places
+from pipeline.core import places, provenance, records
 from pipeline.core.load import load
 from pipeline.core.model import Params, Run
-from pipeline.core.settings import Settings
 from pipeline.prepared import folders
-from pipeline.stages import report
-
-from .coresets import uncommitted
 
 OUT: Final = Path("results/vbpc/sheets.md")
 LEVELS: Final = 16
@@ -81,13 +77,13 @@ FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
 def main() -> None:
     """Draw the coresets that are stored in this folder, and write the page; it names what is missing."""
     read = load()
-    facts = report.facts(read, Settings.read())
     names = dict.fromkeys(name for shown in FIGURES.values() for name in shown)
     place = OUT.parent / "sheets"
     place.mkdir(parents=True, exist_ok=True)
     drawn = {name: file for name in names if (file := draw(name, read, place))}
     told = __doc__.partition("\n")[2].strip()
-    text = ["# Coresets to look at", *uncommitted(facts), told, "\n".join(f"- {k}: {v}" for k, v in facts.items())]
+    origin = "\n".join(f"- {key}: {value}" for key, value in facts([_key(name) for name in drawn]).items())
+    text = ["# Coresets to look at", told, origin]
     for title, shown in FIGURES.items():
         pictures = [f"![{name}](sheets/{drawn[name]})" for name in shown if name in drawn]
         missing = [name for name in shown if name not in drawn]
@@ -96,9 +92,25 @@ def main() -> None:
     OUT.write_text("\n\n".join(text) + "\n")
 
 
+def facts(keys: Sequence[str]) -> dict[str, object]:
+    """Collect where stored coresets come from: their commits, configs, devices and seconds."""
+    known = {key: records.read("coreset", key) for key in keys}
+    configs = [artifacts.load(places.artifact("coreset", key), "coreset").manifest["about"] for key in known]
+    return {
+        "commit": ", ".join(dict.fromkeys(record["commit"] for record in known.values())),
+        "configs sha256": provenance.digest(configs),
+        "device": ", ".join(dict.fromkeys(record["device"] for record in known.values())),
+        "seconds of distillation": round(sum(sum(record["seconds"].values()) for record in known.values()), 1),
+    }
+
+
+def _key(name: str) -> str:
+    return f"sheet-{name.removeprefix(_START)}"
+
+
 def draw(name: str, read: Params, place: Path) -> str | None:
     """Draw a coreset or its start into ``place``; return the file's name, or None if the coreset is not stored."""
-    key = f"sheet-{name.removeprefix(_START)}"
+    key = _key(name)
     folder = places.artifact("coreset", key)
     if not (folder / artifacts.MANIFEST).is_file():
         return None
