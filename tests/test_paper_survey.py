@@ -120,6 +120,15 @@ def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_pa
     rows = survey.survey(tmp_path, [source(wine, only="vbll-table3", command=command)])
     by = "python -m pipeline paper vbll:table3 --dataset 'Wine'"
     assert row(rows, "vbll:table3", "Wine").missing.cells == {by: 2}
+    # a file of stand-ins makes the cells of a set that is not at hand, and of no other table
+    flipper = Ours("penguins-333-gbll", "penguins-333", "gbll", "mlp-2x50")
+    for only, cells in (
+        ("vbll-table3-stand_ins", {"paper vbll:table3": 2}),
+        ("vbll-table3", {}),
+        ("vbll-table2-stand_ins", {}),
+    ):
+        rows = survey.survey(tmp_path, [source(flipper, only=only, command="paper {table}")])
+        assert row(rows, "vbll:table3", "Yacht").missing.cells == cells
     # another table's file makes none of it, nor does an overlay of the comparison, whose protocol is another
     for other in (source(wine, only="vbll-table2", command=command), source(wine)):
         assert not row(survey.survey(tmp_path, [other]), "vbll:table3", "Wine").missing.cells

@@ -7,6 +7,7 @@ import pytest
 
 from bdl_report import papers
 from bdl_report.papers.comparison import runs_of
+from bdl_report.papers.survey import STAND_INS
 from pipeline.core.load import typed
 from pipeline.core.model import Params
 from pipeline.core.params_files import read_params
@@ -58,7 +59,9 @@ def test_every_params_file_has_only_data_sets_of_its_table_and_names_its_command
     paths = sorted(ROOT.glob("params/paper/*-*.yaml"))
     assert len(paths) >= 12
     for path in paths:
-        table = papers.load(path.stem.replace("-", ":", 1))
+        table = papers.load(path.stem.removesuffix(STAND_INS).replace("-", ":", 1))
+        if path.stem.endswith(STAND_INS):
+            table = next(filter(None, map(table.on_stand_ins, table.figures)))
         sections = params(path.stem)
         datasets = {table.names.datasets[name] for name in table.figures}
         assert {row.spec.dataset for row in sections.of("student")} <= datasets
