@@ -89,7 +89,8 @@ def test_the_need_of_a_missing_cell_is_data_a_method_or_a_gpu(tmp_path: Path) ->
         ("vbpc:table1", "Tiny-ImageNet"): {"the data of Tiny-ImageNet": 20},
         ("vbpc:table1", "FMNIST"): {"a GPU": 30},
         ("vbpc:table1", "CIFAR10"): {"the data of CIFAR10 (the table prints its stand-in, too)": 30},
-        ("ciber:table10", "CIFAR10"): {"the data of STL10": 12},
+        ("ciber:table10", "CIFAR10"): {"a run that no params file has": 12},
+        ("vbpc:table8", "ImageWoof"): {"the data of ImageWoof": 20},
     }
     rows = survey.survey(tmp_path, [])
     assert {of: row(rows, *of).missing.needs for of in needs} == needs

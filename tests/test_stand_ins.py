@@ -49,6 +49,7 @@ def test_a_file_of_stand_ins_has_every_stand_in_of_its_table_and_each_built_meth
     paper, _, number_of = path.stem.removesuffix(SUFFIX).partition("-")
     request = read(papers.load(f"{paper}:{number_of}"), None, None, None, True)
     table = request.table
+    assert f"python -m pipeline paper {table} --stand-in" in path.read_text()
     assert request.kind == "stand-in" and request.root == Path("work/paper") / path.stem
     assert {table.names.datasets[name] for name in request.datasets} == {*request.params.datasets}
     assert {*request.datasets} == {name for name in table.figures if papers.load(str(table)).on_stand_ins(name)}
