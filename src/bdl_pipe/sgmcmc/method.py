@@ -19,7 +19,7 @@ from ..config import merge, read
 from ..data.fitdata import FitData
 from ..data.size import CONVNET, Section, Size
 from ..errors import require
-from ..method import Default, FromModel, Inputs, Kind, Method, ModelFit, StageSpec, Summary, Upstream
+from ..method import Default, FromModel, Inputs, Method, ModelFit, StageSpec, Summary, Upstream
 from ..networks.flat import FlatNetwork
 from ..posterior import NetworkDraws, NetworkSpec
 from ..progress import Phase, Report
@@ -126,7 +126,7 @@ def teacher(
     return states
 
 
-def validate_sources(config: SgmcmcConfig, sources: Mapping[Kind, Any]) -> None:
+def validate_sources(config: SgmcmcConfig, sources: Mapping[Any, Any]) -> None:
     """Check that chains with frozen batch norms start at a trajectory, which has the statistics.
 
     Raises:
