@@ -108,13 +108,6 @@ def test_every_method_that_is_not_built_has_a_reason() -> None:
             assert theirs.method is not None or theirs.absent or theirs.note, (str(table), name)
 
 
-def test_a_need_of_a_run_has_the_reason_of_its_method(tmp_path: Path) -> None:
-    """Chains of networks with batch norm: one cell of each of the two residual networks in table 7."""
-    needs = row(survey.survey(tmp_path, []), "ciber:table7", "CIFAR10").missing.needs
-    reasons = [need for need in needs if need.startswith("a run that no params file has (SGLD")]
-    assert len(reasons) == 2 and all("batch norm" in need and needs[need] == 1 for need in reasons)
-
-
 def test_the_params_file_of_a_table_makes_its_cells_unless_it_needs_a_gpu(tmp_path: Path) -> None:
     command = "python -m pipeline paper {table} --dataset '{dataset}'"
     wine = Ours("wine-gbll", "wine", "gbll", "mlp-2x50")

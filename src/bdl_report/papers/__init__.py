@@ -41,7 +41,7 @@ class Counterpart:
         setting: the setting of our runs of the method; empty for any setting.
         scores: the paper's metric -> the OOD score of this method, if it is not the usual score.
         note: the differences between the two methods; shown below the table.
-        absent: the reason that we have no such method, or no run of it on data at hand; ``--missing`` prints it.
+        absent: the reason that we have no such method; ``--missing`` prints it.
     """
 
     method: str | None
