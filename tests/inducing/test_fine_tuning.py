@@ -75,7 +75,7 @@ def test_fine_tuning_moves_kept_entries_and_neither_masks_nor_removed_entries(me
             assert (part[~mask] == 0).all(), f"{name} came back"
 
 
-@cases
+@pytest.mark.parametrize(("method", "task"), [("ensemble_u", "regression"), ("ffg_w", "classification")])
 def test_fine_tuning_starts_at_the_kept_entries_of_the_fitted_posterior(method: str, task: str) -> None:
     source, config = learner(fitted(method, task)), learner(tuned(method, task)).spec.config
     start, expected = RandomWeights.pruned(source, config).state_dict(), prune(source.net, SHARE).state_dict()

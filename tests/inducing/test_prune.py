@@ -9,12 +9,11 @@ import pytest
 import torch
 from scipy.special import expit
 from torch import nn
-from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing import Bayesian, bayesianize, outputs, prune, stored
 from bdl_pipe.inducing.layers import Inducing
-from bdl_pipe.inducing.pruning import kept_counts, shrink
+from bdl_pipe.inducing.pruning import kept_counts
 from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.inducing.weightspace import FactorisedWeights
 from bdl_pipe.seeds import Seed
@@ -198,37 +197,6 @@ def test_cached_factors_follow_a_change_of_the_mask() -> None:
     fresh = copy.deepcopy(pruned)  # its cache is empty
     after = outputs(pruned, inputs, 3, Seed(1))
     assert torch.equal(after, outputs(fresh, inputs, 3, Seed(1))) and not torch.equal(after, before)
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-def test_a_shrunk_network_loads_the_state_of_a_pruned_network(kind: str) -> None:
-    pruned = prune(network(kind), 0.7).eval()
-    empty = shrink(bayesianize(conv_net(), kind, rows=3, cols=4), kept_counts(pruned)).eval()
-    empty.load_state_dict(pruned.state_dict())
-    inputs = normal(4, 3, 6, 6)
-    one, *others = (outputs(net, inputs, 10, Seed(1)) for net in (pruned, empty, copy.deepcopy(pruned)))
-    assert all(torch.equal(one, other) for other in others)
-    doubles = copy.deepcopy(pruned).double().centre()
-    for name, mean in pruned.centre().items():
-        torch.testing.assert_close(doubles[name].float(), mean, atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.parametrize("kind", PRUNED)
-def test_stacked_pruned_networks_equal_the_networks_one_by_one(kind: str) -> None:
-    nets = [shaken(bayesianize(mlp(), kind, rows=3, cols=2, rng=Seed(s))) for s in range(2)]
-    nets = [prune(nets[0], 0.5), shrink(nets[1], kept_counts(prune(nets[0], 0.5)))]
-    inputs, noise = normal(2, 4, 3), nets[0].draw(2, Seed(3).generator())
-    parameters, buffers = stack_module_state(nets)  # type: ignore[arg-type]
-    skeleton = copy.deepcopy(nets[0]).to("meta")
-    stacked = vmap(lambda p, x, n: functional_call(skeleton, p, (x, n)))(parameters | buffers, inputs, noise)
-    stacked.square().sum().backward()
-    for m, net in enumerate(nets):
-        alone = net(inputs[m], {k: v[m] for k, v in noise.items()})
-        torch.testing.assert_close(stacked[m], alone, rtol=1e-4, atol=1e-5)
-        alone.square().sum().backward()
-        for name, weight in net.named_parameters():
-            if weight.grad is not None:
-                torch.testing.assert_close(parameters[name].grad[m], weight.grad, rtol=1e-3, atol=1e-4)  # type: ignore[index]
 
 
 def test_a_network_pruned_of_almost_all_entries_still_predicts() -> None:

@@ -16,10 +16,8 @@ from ..networks.base import WEIGHTED, has_bias
 from ..seeds import Seed
 from .config import MIXTURES, Kind, WeightConfig
 from .layers import Inducing, Shared, Weights, inducing_posterior
-from .matrix_normal import MatrixNormalWeights
+from .low_rank import MatrixNormalWeights, RankOneWeights, TiedWeights
 from .network import Bayesian, Place
-from .rank_one import RankOneWeights
-from .tied import TiedWeights
 from .weightspace import FactorisedWeights, FullCovarianceWeights, IndependentWeights, LocalLayer
 
 _OPTIONS: Final = {f.name for f in fields(WeightConfig)} - {"kind"}

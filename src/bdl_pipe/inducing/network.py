@@ -23,8 +23,8 @@ from ..errors import UserError, require
 from ..networks.normalisation import evaluation
 from ..seeds import Seed
 from .layers import FactorCache, Inducing, Shared, Weights
+from .low_rank import RankOneWeights
 from .posteriors import Members, Noise
-from .rank_one import RankOneWeights
 from .weightspace import IndependentWeights
 
 _MEMBER = "member"

@@ -1,6 +1,6 @@
 """Gaussians over the weights, for comparison with inducing weights.
 
-:class:`IndependentWeights` is what all kinds with independent entries share, also ``matrix_normal`` and ``tied``.
+:class:`IndependentWeights` is what all kinds with independent entries share, also the two of ``low_rank``.
 :class:`FactorisedWeights` (FFG-W; Blundell et al. 2015) with a hard cap on its standard deviations (Louizos & Welling
 2017), and :class:`FullCovarianceWeights` (FCG-W), one covariance over all of a layer's weights. The initial means are
 the given weights. :class:`IndependentWeights` may draw a layer's outputs instead of its weights (the local
@@ -26,6 +26,10 @@ from .sparse import Kept, whole
 class IndependentWeights(Weights):
     """A distribution of independent Gaussians with the means :meth:`centre` and the deviations :attr:`sd`."""
 
+    def __init__(self, mean: Float[Tensor, "out in"]) -> None:
+        super().__init__()
+        self.mean = nn.Parameter(mean.detach().clone())
+
     @property
     @abstractmethod
     def sd(self) -> Float[Tensor, "out in"]:
@@ -40,6 +44,9 @@ class IndependentWeights(Weights):
     def forward(self, noise: Noise, factors: Tensor) -> Float[Tensor, "out in"]:
         return self.centre() + factors * noise["weight"]
 
+    def centre(self) -> Float[Tensor, "out in"]:
+        return self.mean
+
 
 @final
 class FactorisedWeights(IndependentWeights):
@@ -52,9 +59,8 @@ class FactorisedWeights(IndependentWeights):
     """
 
     def __init__(self, mean: Float[Tensor, "out in"], config: WeightConfig, prior_sd: float) -> None:
-        super().__init__()
+        super().__init__(mean)
         self._shape = (mean.shape[0], mean.shape[1])
-        self.mean = nn.Parameter(mean.detach().clone())
         self._cap, self._prior = config.sd_max, prior_sd
         self.free_sd = nn.Parameter(torch.full_like(mean, free(config.start_sd, config.sd_max)).detach())
         self.kept: Kept | None = None
