@@ -12,6 +12,8 @@ nats, and the NLL of test rows of layers that were fitted with each bound. All p
 *Class shares.* Test rows are drawn so that class k of K has a share proportional to K − k. The NLL of the generative
 layer at the training rows' shares and at the shares of the test rows, and of the discriminative layer, whose
 probabilities are multiplied by the ratio of shares for the second.
+*Blocks.* The NLL of the generative layer at the training rows' shares with blocks of 4 features, and with one dense
+block, less its NLL with a diagonal covariance; all have the same ν of 128.
 *Noise.* The NLL of regression with a point estimate of the noise and with a posterior, by the number of training rows.
 A number of rows whose splits are not all in the CSV is left out.
 """
@@ -31,6 +33,7 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from bdl_pipe.last_layer import Discriminative, Generative, Regression, StudentRegression
+from bdl_pipe.last_layer.blocks import BlockGenerative
 from bdl_pipe.last_layer.bounds import BOUNDS, tilted_dense
 from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.predictive import Predictive
@@ -43,6 +46,7 @@ SPLITS, STEPS, BATCH, LR, CLIP, DRAWS = 5, 400, 100, 1e-2, 1.0, 500
 CLASSES: Final = {"digits": 600, "wine": 100, "breast_cancer": 300}  # training rows
 ROWS: Final = (20, 40, 80, 320)  # training rows of diabetes
 NOISE_SPLITS: Final = 20
+BLOCKS: Final = (1, 4, 32)
 PRIORS: Final[dict[str, float]] = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0}
 Layer = Regression | StudentRegression | Discriminative | FullDiscriminative | Generative
 
@@ -76,6 +80,7 @@ def work() -> Iterator[tuple[str, str, str, Callable[[], dict[str, float]]]]:
         for number in range(SPLITS):
             yield "bounds", data, str(number), lambda d=data, r=rows, n=number: bounds(split(d, r, n), n)  # type: ignore[misc]
             yield "shares", data, str(number), lambda d=data, r=rows, n=number: shares(split(d, r, n), n)  # type: ignore[misc]
+            yield "blocks", data, str(number), lambda d=data, r=rows, n=number: blocks(split(d, r, n), n)  # type: ignore[misc]
     for rows in ROWS:
         for number in range(NOISE_SPLITS):
             name = f"diabetes, {rows} rows"
@@ -191,6 +196,26 @@ def shares(of: Split, number: int) -> dict[str, float]:
         }
 
 
+def blocks(of: Split, number: int) -> dict[str, float]:
+    classes, width = int(of.targets.max()) + 1, 32
+    options: dict[str, Any] = {"class_counts": torch.bincount(of.targets, minlength=classes).float()}
+    options |= {"wishart_dof": 128.0, "rng": Seed(number)}
+    values: dict[str, float] = {}
+    for block in BLOCKS:
+        if block == 1:
+            layer = Generative(width, classes, **options)
+        else:
+            layer = BlockGenerative(width, classes, block=block, **options)
+        start = time.process_time()
+        trunk = fitted(of, layer, width, number)
+        values[f"seconds {block}"] = time.process_time() - start
+        with torch.no_grad():
+            predictive = layer.predict(trunk(of.test_inputs))
+            values[f"NLL {block}"] = nll(predictive, of.test_targets)
+            values[f"accuracy {block}"] = float((predictive.mean.argmax(1) == of.test_targets).float().mean())
+    return values
+
+
 def noise(of: Split, number: int) -> dict[str, float]:
     width, rows = 16, len(of.inputs)
     point = Regression(width, 1, covariance="dense", rng=Seed(number), **PRIORS)  # type: ignore[arg-type]
@@ -262,6 +287,11 @@ def page(stored: list[dict[str, str]], start: float) -> None:
         before, after = (of("shares", data, f"generative, shares of {of_what}") for of_what in ("training", "the rows"))
         plain, ratio = of("shares", data, "discriminative"), of("shares", data, "discriminative, ratio of shares")
         shifted.append([data, cell(before), difference(after, before), cell(plain), difference(ratio, plain)])
+    sparse = []
+    for data in CLASSES:
+        base, seconds = of("blocks", data, "NLL 1"), [of("blocks", data, f"seconds {block}").mean() for block in BLOCKS]
+        less = [difference(of("blocks", data, f"NLL {block}"), base) for block in BLOCKS[1:]]
+        sparse.append([data, cell(base), *less, *(f"{of_fit:.1f}" for of_fit in seconds)])
     noisy = []
     for rows in ROWS:
         data = f"diabetes, {rows} rows"
@@ -290,6 +320,8 @@ def page(stored: list[dict[str, str]], start: float) -> None:
             ["data", "generative", "with the rows' shares", "discriminative", "with the ratio of shares"],
             shifted,
         ),
+        "## NLL of the generative layer by the blocks of its covariances, and seconds of a fit",
+        table(["data", "diagonal", "blocks of 4", "dense", "s, diagonal", "s, blocks of 4", "s, dense"], sparse),
         "## NLL of regression, and the difference of a posterior over the noise",
         table(["training rows", "point estimate", "posterior: NLL", "posterior: RMSE"], noisy),
     ]

@@ -22,6 +22,7 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
+from bdl_pipe.last_layer.student import StudentT
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
@@ -108,6 +109,8 @@ def make(case: Case, rng: Seed, report: Report) -> State:
 def draws(predictive: Predictive) -> list[torch.Tensor]:
     if isinstance(predictive, Categorical):
         return [predictive.draw_log_probs]
+    if isinstance(predictive, StudentT):
+        return [predictive.location[None], predictive.squared_scale[None]]
     assert isinstance(predictive, Gaussian | CollapsedMixture)
     return [predictive.draw_mean, predictive.draw_variance]
 

@@ -12,7 +12,6 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import Discriminative
 from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.last_layer.layer import gaussian_kl
-from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.last_layer.settings import GaussianLayer
 from bdl_pipe.networks.covariance import Dense
 from bdl_pipe.registry import METHODS
@@ -123,20 +122,6 @@ def test_predictions_and_joints_average_the_dependent_logits() -> None:
 FULL = GAUSSIAN | {"covariance": "full", "bound": "tilted", "predictive": "sampled", "draws": 5}
 
 
-def test_a_fit_with_the_covariance_full_predicts_and_has_joints(tiny_images: FitData) -> None:
-    state = fit("d_vbll_bnn", "student", tiny_images, {}, rng=Seed(5), layer=FULL)
-    posterior = LastLayerPosterior.from_state(state)
-    inputs, labels = tiny_images.tensors("validation")
-    predictive = posterior.predict(inputs, rng=Seed(0))
-    assert predictive.log_prob(labels).isfinite().all()
-    assert predictive.mean.sum(-1).allclose(torch.ones(len(inputs)))
-    groups = inputs[:4].unflatten(0, (2, 2))
-    joint = posterior.joint(groups, places=torch.tensor([[0, 1, 0]] * 2), draws=30, rng=Seed(1))
-    assert joint.log_prob(torch.zeros(2, 3).long()).isfinite().all()
-    message = refusal(posterior.functions, groups, rng=Seed(1))
-    assert message.startswith("UserError: the functions of a last layer with the covariance full depend")
-
-
 def test_settings_that_the_covariance_full_lacks_are_refused() -> None:
     for changes, rule in (
         ({"bound": "jensen"}, "bound must be tilted for the covariance full, got 'jensen'"),
@@ -148,6 +133,8 @@ def test_settings_that_the_covariance_full_lacks_are_refused() -> None:
         "ConfigError: covariance must be dense, diagonal or lowrank for more than 2,048 weights, here 6,400, got 'full'"
     )
     assert refusal(FullDiscriminative, 640, 10) == rule
+    message = refusal(FullDiscriminative(4, 3).functions, torch.zeros(1, 2, 4))
+    assert message.startswith("UserError: the functions of a last layer with the covariance full depend")
     read(METHODS["d_vbll"].config, CONFIGS["d_vbll", "classification"] | {"layer": FULL}, "d_vbll")
 
 

@@ -19,7 +19,7 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, fit
+from tests.cases import GAUSSIAN, fit
 
 ROWS = 9
 
@@ -113,7 +113,7 @@ def test_an_estimate_moves_the_log_noise_along_its_line() -> None:
 
 
 def test_a_fitted_posterior_has_its_noise_after_it_was_stored_and_classes_have_none(tiny_table: FitData) -> None:
-    layer = {**CONFIGS["vbll", "regression"]["layer"], "noise": "each input"}
+    layer = {**GAUSSIAN, "noise": "each input"}
     for exact in ("variational", "exact"):
         state = fit("vbll", "student", tiny_table, layer={**layer, "posterior": exact})
         inputs = tiny_table.tensors("validation")[0]

@@ -40,10 +40,10 @@ from ..networks.last_layer import (
     ClassShares,
     class_moments,
     class_numbers,
-    feature_density,
     labels_as_index,
     log_densities,
     log_shares,
+    prior_density,
 )
 from ..predictive import Categorical
 from ..seeds import Seed
@@ -71,7 +71,8 @@ class Refit(Buffers):
         """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
         check_features(features, self.mean.shape[-1])
         joint = self.class_log_probs + log_densities(features, self.mean, self.variance)
-        return feature_density(joint, features, self.feature_prior_variance if normalised else None)
+        density = torch.logsumexp(joint, dim=-1)
+        return density - prior_density(features, self.feature_prior_variance) if normalised else density
 
 
 class Generative(nn.Module):
@@ -149,9 +150,17 @@ class Generative(nn.Module):
         :meth:`predict` has the argument and the errors.
         """
         check_features(features, self.in_features)
-        variance = self.noise_variance + torch.exp(2 * self.log_std)  # C [class, feature]
         prior = self.class_log_probs if class_shares is None else log_shares(class_shares, self.class_log_probs)
-        return prior + log_densities(features, self.mean, variance)
+        return prior + self._log_densities(features)
+
+    def _log_densities(self, features: Tensor) -> Float[Tensor, "batch class"]:
+        """Return log N(φ | μ[k], Σ + S[k])."""
+        return log_densities(features, self.mean, self.noise_variance + torch.exp(2 * self.log_std))
+
+    def _fit(self, offset: Float[Tensor, "batch feature"]) -> tuple[Float[Tensor, " batch"], Float[Tensor, " class"]]:
+        """Return (φ − μ)ᵀΣ⁻¹(φ − μ), without a matrix product because of autocast and TF32, and tr(Σ⁻¹S[k])."""
+        precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
+        return (offset.square() * precision).sum(-1), (torch.exp(2 * self.log_std) * precision).sum(-1)
 
     def bound(self, features: Float[Tensor, "batch feature"], labels: Tensor) -> Float[Tensor, ""]:
         """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
@@ -166,11 +175,9 @@ class Generative(nn.Module):
         check_rows(features)
         labels = class_numbers(labels, len(features))
         evidence = torch.logsumexp(self(features), dim=-1)  # [batch]
-        precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
         with labels_as_index(labels, self.num_classes):
             chosen = self.mean.index_select(0, labels)  # not mean[labels], which would accept −1 as the last class
-        squared = ((features - chosen).square() * precision).sum(-1)  # [batch]; no matrix product: autocast, TF32
-        trace = (torch.exp(2 * self.log_std) * precision).sum(-1)  # [class]
+        squared, trace = self._fit(features - chosen)
         log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
         prior = (self.class_log_probs - 0.5 * trace).index_select(0, labels)
         return (prior - 0.5 * (squared + log_det) - evidence).mean()
@@ -212,7 +219,7 @@ class Generative(nn.Module):
                 with the sum 1.
         """
         joint = self(features, class_shares)
-        density = feature_density(joint, features, self.feature_prior_variance)
+        density = torch.logsumexp(joint, dim=-1) - self._prior_density(features)
         return Categorical(torch.log_softmax(joint, dim=-1)[None], {"feature_density": density})
 
     def drawn_log_probs(
@@ -225,16 +232,25 @@ class Generative(nn.Module):
         φ̄)] / E_q[p(φ | φ̄)], where the input itself is evidence about the class means. Only the average over draws is
         consistent: adding an input to a group changes no other input's marginal.
         """
-        generator, mean, std = rng.generator(), self.mean.double(), self.log_std.double().exp()
-        flat, precision = features.flatten(0, 1).double(), torch.exp(2 * self.log_root_precision.double())
+        generator, mean, flat = rng.generator(), self.mean.double(), features.flatten(0, 1).double()
         log_probs = []
         for start in range(0, draws, _DRAWS):
             count = min(_DRAWS, draws - start)
-            drawn = mean + std * torch.randn(count, *mean.shape, generator=generator).to(mean)
-            constant = self.class_log_probs - 0.5 * (drawn.square() * precision).sum(-1)  # [draw, class]
-            linear = (drawn * precision).flatten(0, 1) @ flat.T  # all draws in one product
+            drawn = mean + self._drawn_offset(torch.randn(count, *mean.shape, generator=generator).to(mean))
+            weight, squared = self._precise(drawn)
+            constant = self.class_log_probs - 0.5 * squared  # [draw, class]
+            linear = weight.flatten(0, 1) @ flat.T  # all draws in one product
             log_probs.append(torch.log_softmax(linear.unflatten(0, (count, -1)) + constant[..., None], 1).mT)
         return torch.cat(log_probs).unflatten(1, features.shape[:2])
+
+    def _precise(self, means: Float[Tensor, "draw class feature"]) -> tuple[Tensor, Float[Tensor, "draw class"]]:
+        """Return Σ⁻¹φ̄ and φ̄ᵀΣ⁻¹φ̄, in float64."""
+        precision = torch.exp(2 * self.log_root_precision.double())
+        return means * precision, (means.square() * precision).sum(-1)
+
+    def _drawn_offset(self, normal: Float[Tensor, "draw class feature"]) -> Tensor:
+        """Return φ̄ − μ of standard normal numbers, in float64."""
+        return self.log_std.double().exp() * normal
 
     def log_density(
         self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
@@ -245,7 +261,12 @@ class Generative(nn.Module):
         that are rare under every class do not count (appendix C.7, after Ren et al. 2021, who fit a Gaussian as the
         background). The paper does not print its feature prior; its model implies this prior.
         """
-        return feature_density(self(features), features, self.feature_prior_variance if normalised else None)
+        density = torch.logsumexp(self(features), dim=-1)
+        return density - self._prior_density(features) if normalised else density
+
+    def _prior_density(self, features: Tensor) -> Float[Tensor, " batch"]:
+        """Return log N(φ | 0, sI + Σ)."""
+        return prior_density(features, self.feature_prior_variance)
 
     def _checked(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
         for features, labels in batches:
@@ -273,7 +294,11 @@ class Generative(nn.Module):
         count, mean, _ = class_moments(self._checked(batches), self.num_classes, noise)
         mean, variance = self._class_means(count, mean)
         self.mean.copy_(mean.to(noise))
-        self.log_std.copy_(0.5 * variance.to(noise).log())
+        self._set_spread(variance)
+
+    def _set_spread(self, variance: Tensor) -> None:
+        """Set S to the covariances of :meth:`_class_means`."""
+        self.log_std.copy_(0.5 * variance.to(self.log_std).log())
 
     @torch.no_grad()
     def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:

@@ -36,6 +36,7 @@ from ..seeds import Seed
 from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
 from .average import averaged
+from .blocks import BlockGenerative
 from .discriminative import Discriminative
 from .full import FullDiscriminative
 from .generative import Generative, Refit
@@ -96,7 +97,8 @@ class LastLayerSpec:
         layer: Layer
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
-            layer = Generative(*size, class_counts=counts, dirichlet=c.dirichlet, **options)
+            options |= {"class_counts": counts, "dirichlet": c.dirichlet}
+            layer = Generative(*size, **options) if c.block == 1 else BlockGenerative(*size, block=c.block, **options)
             return LastLayerLearner(self, trunk, layer, rng)
         options |= {"covariance": c.covariance, "rank": c.rank}
         if c.conjugate:

@@ -54,6 +54,8 @@ class GaussianLayer:
 
     def __post_init__(self) -> None:
         require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "draws")
+        if self.conjugate:
+            require(self.kl_weight > 0, "kl_weight", "must be > 0 if noise_posterior is conjugate", self.kl_weight)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
         if self.covariance == "lowrank":
             require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
@@ -65,7 +67,6 @@ class GaussianLayer:
             require(self.predictive == "sampled", "predictive", sampled, self.predictive)
         if self.conjugate:
             require(self.noise == "one", "noise", "must be one if noise_posterior is conjugate", self.noise)
-            require(self.kl_weight > 0, "kl_weight", "must be > 0 if noise_posterior is conjugate", self.kl_weight)
             exact = self.posterior == "variational" or self.covariance == "dense"
             require(exact, "covariance", "must be dense for the exact posterior of a conjugate noise", self.covariance)
 
@@ -88,7 +89,9 @@ class GenerativeLayer:
         refit: whether G-VBLL-MAP's densities are fitted to the training features after training, as a second OOD score.
         posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
             :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
-            posterior's means, and a noise estimate for each class.
+            exact posterior's means, and a noise estimate for each class.
+        block: b, the number of neighbouring features with a dense covariance in Σ and in the posterior; it divides the
+            number of features. 1: diagonal covariances, the paper's. See :class:`BlockGenerative`.
     """
 
     dirichlet: float
@@ -99,9 +102,12 @@ class GenerativeLayer:
     refit: bool
     posterior: PosteriorForm = "variational"
     name: Literal["generative"] = "generative"
+    block: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
-        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
+        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet", "block")
+        proper = f"must be > block − 1 = {self.block - 1}"
+        require(self.wishart_dof > self.block - 1, "wishart_dof", proper, self.wishart_dof)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 

@@ -106,17 +106,12 @@ def log_densities(
     return exponent.to(torch.promote_types(features.dtype, mean.dtype))
 
 
-def feature_density(
-    joint: Float[Tensor, "batch class"],
-    features: Float[Tensor, "batch feature"],
-    prior_variance: Float[Tensor, " feature"] | None,
+def prior_density(
+    features: Float[Tensor, "batch feature"], variance: Float[Tensor, " feature"]
 ) -> Float[Tensor, " batch"]:
-    """Return log Σ_k exp joint[k], and if there is a prior variance, less log N(φ | 0, diag prior_variance)."""
-    density = torch.logsumexp(joint, dim=-1)
-    if prior_variance is None:
-        return density
-    prior = -0.5 * (widen(features).square() / prior_variance + prior_variance.log() + LOG_2PI).sum(-1)
-    return density - prior.to(torch.promote_types(features.dtype, prior_variance.dtype))
+    """Return log N(φ | 0, diag variance)."""
+    density = -0.5 * (widen(features).square() / variance + variance.log() + LOG_2PI).sum(-1)
+    return density.to(torch.promote_types(features.dtype, variance.dtype))
 
 
 def widen(tensor: Tensor) -> Tensor:
