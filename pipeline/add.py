@@ -18,6 +18,7 @@ from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
+from bdl_pipe.data.sources.table import SplitBy
 from bdl_pipe.data.tables.read import Decimal, Thousands
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
@@ -51,6 +52,7 @@ class Request:
     calibration: float | None = None
     decimal: Decimal | None = None
     thousands: Thousands | None = None
+    split_by: str | None = None
 
     @property
     def command(self) -> str:
@@ -110,7 +112,8 @@ def _inspect(request: Request) -> Profile:
     """
     path, images = request.path, is_images(request.path)
     rule = f"is for tables; leave it out, since the classes of {path} are its folders, or its y"
-    for option in ("target", "leave_out", "log", "task", "decimal", "thousands") if images else ("size", "skip_broken"):
+    of_tables = ("target", "leave_out", "log", "task", "decimal", "thousands", "split_by")
+    for option in of_tables if images else ("size", "skip_broken"):
         if getattr(request, option):
             why = rule if images else f"is for folders of images; leave it out for {path}"
             raise UserError(f"--{option.replace('_', '-')}: {why}")
@@ -119,7 +122,18 @@ def _inspect(request: Request) -> Profile:
     if not request.target:
         raise UserError(f"--target: is missing; name the column of {path} to predict")
     form = {"decimal": request.decimal, "thousands": request.thousands}
-    return inspect_table(path, request.target, request.task, request.leave_out, **form)  # type: ignore[arg-type]
+    by = _split_by(request.split_by)
+    return inspect_table(path, request.target, request.task, request.leave_out, split_by=by, **form)  # type: ignore[arg-type]
+
+
+def _split_by(text: str | None) -> SplitBy | None:
+    """Read ``date:COLUMN`` or ``group:COLUMN``."""
+    if text is None:
+        return None
+    kind, _, column = text.partition(":")
+    if kind not in ("date", "group") or not column:
+        raise UserError(f"--split-by: must be date:COLUMN or group:COLUMN, got {short(text)}")
+    return SplitBy(**{kind: column})
 
 
 def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[Method]:

@@ -148,6 +148,7 @@ def status(all_stages: bool) -> None:
 @click.option("--size", type=COUNT, metavar="PIXELS", help="Resize a folder's images to this side length.")
 @click.option("--skip-broken", is_flag=True, help="Leave out files that are not readable images.")
 @click.option("--splits", type=COUNT, metavar="N", help="Default: decided by the number of rows.")
+@click.option("--split-by", metavar="date:COLUMN", help="Test the latest rows; group:COLUMN keeps groups together.")
 @click.option("--minutes", type=COUNT, default=10, metavar="M", help="Approximate time limit of the comparison (10).")
 @click.option("--log/--no-log", default=None, help="Fit logarithms of the targets, or not.")
 @click.option("--name", help="The data set's key in params.yaml; default: the file's name.")

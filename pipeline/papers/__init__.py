@@ -238,12 +238,8 @@ def every(missing: bool) -> int:
     done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
     runs = [_scored(path.stem) for path in sorted(done)]
     for path, comparison in stored.of_default_run(runs):
-        if stored.poorer(RESULTS / path, comparison):
-            print(f"not changed, since the runs here fill fewer of its cells: {RESULTS / path}")
-        else:
-            facts = _page_facts(comparison)
-            whole = stored.completed(RESULTS / path, comparison, facts, [run.key for run in runs])
-            stored.write(RESULTS / path, *whole)
+        whole = stored.completed(RESULTS / path, comparison, _page_facts(comparison), [run.key for run in runs])
+        stored.write(RESULTS / path, *whole)
     print(*(f"written: {path}" for path in stored.rewrite(RESULTS)), sep="\n")
     return 0
 

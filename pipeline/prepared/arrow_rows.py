@@ -3,7 +3,8 @@
 Inputs are one column of the fixed-shape-tensor extension type, uint8 [channel, height, width] or float64 [feature].
 Regression targets are a column of the same type, float64 [output]; labels are an int64 column. All columns are read
 without a copy, and a row's numbers are contiguous, so that each row of a batch needs one read. The schema's metadata
-contain the names of features and targets, and the number of training rows.
+contain the names of features and targets, and the number of training rows. If rows belong to groups or dates, an int64
+column has their numbers.
 """
 
 import json
@@ -42,6 +43,8 @@ def write(
     outputs = pa.array(examples.targets) if examples.targets.ndim == 1 else _tensor_array(examples.targets)
     facts = {"features": list(features), "targets": list(targets), **(about or {})}
     columns = {"input": _tensor_array(examples.inputs), "target": outputs}
+    if examples.units is not None:
+        columns["unit"] = pa.array(examples.units)
     table = pa.table(columns, metadata={_ABOUT: json.dumps(facts, sort_keys=True)})
     path.parent.mkdir(parents=True, exist_ok=True)
     with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
@@ -76,7 +79,8 @@ def _rows(file: Any, origin: str) -> Rows:
     try:
         table = pa.ipc.open_file(file, options=pa.ipc.IpcReadOptions(use_threads=False)).read_all()
         facts = json.loads(table.schema.metadata[_ABOUT])
-        return Rows(Examples(_array(table.column("input")), _array(table.column("target"))), facts)
+        units = _array(table.column("unit")) if "unit" in table.column_names else None
+        return Rows(Examples(_array(table.column("input")), _array(table.column("target")), units), facts)
     except (pa.ArrowException, OSError, KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise ArtifactError(f"{origin}: is truncated or is not an Arrow file of rows ({reason})") from None

@@ -105,7 +105,8 @@ def _fit_data(artifact: artifacts.Artifact, schema: Mapping[str, Any], split: in
 
     def data(count: int, transform: str, search: FitData | None = None) -> FitData:
         fitted = Transform.from_state(artifact.state(f"{split}/{transform}"))
-        return FitData(schema["task"], *rows.examples.cut(count), fitted, classes, search=search)
+        about = {"search": search, "ordered": schema.get("ordered", False)}
+        return FitData(schema["task"], *rows.examples.cut(count), fitted, classes, **about)
 
     apart = "transform-search" if f"{split}/transform-search" in artifact.names() else "transform"
     search = data(rows.about["train"], apart)

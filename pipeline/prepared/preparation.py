@@ -31,7 +31,7 @@ from bdl_pipe.data.config import DatasetConfig, ood_source, transfer_source
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.normalise import target_constants
 from bdl_pipe.data.raw import Raw, Source
-from bdl_pipe.data.split_rows import drawn, fit_rows, of_classes, schema, take, uci_splits
+from bdl_pipe.data.split_rows import drawn, fit_rows, of_classes, outer_splits, schema, take
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.files import write_bytes
 from bdl_pipe.seeds import Seed
@@ -81,7 +81,7 @@ def prepare(
     if config.held_out:
         raw, held_out = without_classes(raw, config.held_out, f"{path}.held_out")
     seen, fit, held, first = _seen(raw, config, path), [], [], None
-    for s, (train, every) in _parts(raw, config.splits):  # one split at a time, because large splits are copies
+    for s, (train, every) in _parts(raw, config.splits, rng):  # one split at a time, because large splits are copies
         test = of_classes(every, seen, raw, "test rows")
         fit.append(_write_fit(folder_fit / str(s), raw, train, config, rng.fold("validation", s)))
         arrow_rows.write(folder_holdout / str(s) / "test.arrow", test, features=raw.features, targets=raw.targets)
@@ -109,8 +109,8 @@ def check_splits(raw: Raw, config: DatasetConfig, path: str, rng: Seed) -> None:
         ConfigError: ``prepare`` would refuse a key.
     """
     _check_fit(config, raw, path)
-    bare = replace(raw, train=Examples(raw.train.inputs[:, :0], raw.train.targets))
-    for s, (train, _) in _parts(bare, config.splits):
+    bare = replace(raw, train=replace(raw.train, inputs=raw.train.inputs[:, :0]))
+    for s, (train, _) in _parts(bare, config.splits, rng):
         _, ordered, count = drawn(bare, train, config, rng.fold("validation", s))
         if raw.task == "regression":
             for rows in (ordered.cut(count)[0], ordered):
@@ -136,12 +136,12 @@ def _check_fit(config: DatasetConfig, raw: Raw, path: str) -> None:
         raise ConfigError(f"{path}.normalise", "must be train, robust or none for a table", config.normalise)
 
 
-def _parts(raw: Raw, splits: int) -> Iterator[tuple[int, tuple[Examples, Examples]]]:
-    """Yield (split, (training rows, test rows)): with the set's own test rows, or for the standard UCI splits."""
+def _parts(raw: Raw, splits: int, rng: Seed) -> Iterator[tuple[int, tuple[Examples, Examples]]]:
+    """Yield (split, (training rows, test rows)): with the set's own test rows, or as ``outer_splits`` draws them."""
     if raw.test is not None:
         yield 0, (raw.train, raw.test)
         return
-    for split, (train, test) in enumerate(uci_splits(len(raw.train), splits)):
+    for split, (train, test) in enumerate(outer_splits(raw, splits, rng)):
         yield split, (take(raw.train, train), take(raw.train, test))
 
 

@@ -44,11 +44,11 @@ def mixture(
         highest: the largest of these distances, for each logit.
     """
     shift = (distance[..., :1] - highest).clamp_min(0)  # s [..., 1]
-    shrink, farthest = torch.exp(-shift), shift - distance
+    minus_shrink, farthest = -torch.exp(-shift), shift - distance
     below, density = torch.zeros_like(distance), torch.zeros_like(distance)
     for offset, share in points:
-        scaled = torch.exp((farthest + offset).clamp_max(80))  # eˢ⁻ᵍᵃᵖ; e⁸⁰ is finite in float32
-        under = torch.exp(-scaled * shrink)  # F of a Gumbel
-        below = below.add(under, alpha=share)
-        density = density.add(scaled * under, alpha=share)
+        scaled = (farthest + offset).clamp_max_(80).exp_()  # eˢ⁻ᵍᵃᵖ; e⁸⁰ is finite in float32
+        under = (scaled * minus_shrink).exp_()  # F of a Gumbel
+        below.add_(under, alpha=share)
+        density.add_(scaled * under, alpha=share)
     return below.log(), density.log() - shift

@@ -335,16 +335,6 @@ def test_a_target_whose_squares_fit_a_float64_is_accepted(tmp_path: Path) -> Non
     assert sources.load(added(path)[0].source).train.targets.std() > 0
 
 
-def test_duplicate_rows_are_counted(tmp_path: Path) -> None:
-    """TelecomsXChangeAPi/OpenTextShield#195: copies in training and test rows."""
-    columns = {"x": X.tolist(), "f": cycle("a", "b"), "y": Y.tolist()}
-    twice = {name: [*values[:50], *values[:10]] for name, values in columns.items()}
-    line = "10 rows are copies of others; training and test rows may share them"
-    assert added(stored(tmp_path, "csv", twice))[0].remarks == [line]
-    other = {**twice, "y": Y.tolist()}  # equal except for the target: no copies
-    assert added(stored(tmp_path, "csv", other))[0].remarks == []
-
-
 def test_a_feature_with_gaps_that_repeats_the_target_is_detected(tmp_path: Path) -> None:
     """PriorLabs/TabPFN#1012: only the rows that have the feature are compared."""
     gaps = [None if i % 5 == 0 else value for i, value in enumerate(Y.tolist())]

@@ -13,6 +13,9 @@ to all rows. The noise of regression is estimated from the residuals of left-out
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
   Candès 2019, with folds instead of a split).
 
+Rows of groups are left out by whole groups. Rows with dates are cut into K + 1 consecutive folds, and each fold but the
+first is predicted from all earlier ones; the noise is then estimated without the first fold.
+
 Classes: the softmax of the sums. The trees are stored as tensors (:mod:`.trees`); no training row lies on a threshold.
 """
 
@@ -26,8 +29,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..artifacts import State, under
+from ..data import units
 from ..data.fitdata import FitData
-from ..errors import require
+from ..errors import DataError, require
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
@@ -101,13 +105,16 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     """Fit the trees to the training rows; ``rng`` draws the folds, ``inputs`` are not used."""
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
-    folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
+    if data.train.units is None:
+        folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
+    else:
+        folds = units.folds(data.train.units, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
     parts = 1 if classes else data.outputs * {"one": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
-    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts)
+    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts, data.ordered)
     if classes:
         return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
     if config.noise == "quantiles":
@@ -123,35 +130,53 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
 class _Folds:
     """Cross-validated boosting on one set of rows. Finished folds are in the checkpoints."""
 
-    def __init__(self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int) -> None:
+    def __init__(
+        self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int, ordered: bool
+    ) -> None:
         """Store the rows and the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
-        self._rows, self._folds, self.config, self._report = rows, folds, config, report
-        self._count = int(folds.max()) + 1
-        self._total, last = parts * self._count, report.load()
+        self._rows, self.config, self._report = rows, config, report
+        self._pairs = list(units.left_out(folds, ordered=ordered))
+        self._total, last = parts * len(self._pairs), report.load()
         self._done: dict[str, Tensor] = {} if last is None else dict(last.tensors)
         self._step = sum(name.endswith("best") for name in self._done)
 
     def solve(self, part: str, loss: str, targets: np.ndarray, level: float | None = None) -> tuple[Trees, np.ndarray]:
-        """Return trees fitted to all rows, and each row's prediction by the trees of the other folds, before any link.
+        """Return trees fitted to all rows, and each row's prediction by trees that left it out, before any link.
 
         Args:
+            targets: the targets; rows with NaN are in no fit.
             level: the level of the loss ``quantile``.
+
+        Returns:
+            The trees; and the predictions, NaN for rows that no fold predicts.
         """
-        models = [self._fold(f"{part}.{fold}.", loss, targets, fold, level) for fold in range(self._count)]
-        rounds = max(1, round(float(np.mean([best for _, best in models]))))
-        left_out = np.zeros(len(targets))
-        for fold, (trees, _) in enumerate(models) if loss != "classes" else ():
-            chosen = self._folds == fold
-            left_out[chosen] = trees.first(rounds)(torch.from_numpy(self._rows[chosen]))[:, 0].numpy()
-        trees = of_boosting(self._model(loss, level, rounds).fit(self._rows, targets), rounds)
+        there, models = ~np.isnan(targets), []
+        for number, (rest, out) in enumerate(self._pairs):
+            rest = rest[there[rest]]
+            if loss == "classes":  # a class that the other folds lack cannot be scored
+                out = out[np.isin(targets[out], targets[rest])]
+            if not len(rest) or not len(out) or (loss == "classes" and np.ptp(targets[rest]) == 0):
+                self._step += 1  # of rows by group or date, some folds may lack a class
+                continue
+            models.append((self._fold(f"{part}.{number}.", loss, targets, level, rest, out), out))
+        if not models:
+            raise DataError("split_by: no fold of the training rows can be scored by the others, which have one class")
+        rounds = max(1, round(float(np.mean([best for (_, best), _ in models]))))
+        left_out = np.full(len(targets), np.nan)
+        for (trees, _), out in models if loss != "classes" else ():
+            left_out[out] = trees.first(rounds)(torch.from_numpy(self._rows[out]))[:, 0].numpy()
+        trees = of_boosting(self._model(loss, level, rounds).fit(self._rows[there], targets[there]), rounds)
         return clear_of_rounding(trees, self._rows), left_out
 
-    def _fold(self, name: str, loss: str, targets: np.ndarray, fold: int, level: float | None) -> tuple[Trees, int]:
-        """Return the trees of all folds but one, and the number of rounds with the best score on that fold."""
+    def predictable(self, targets: np.ndarray) -> bool:
+        """Return True if some fold can be predicted from rows with a target."""
+        return any(not np.isnan(targets[rest]).all() for rest, _ in self._pairs)
+
+    def _fold(
+        self, name: str, loss: str, targets: np.ndarray, level: float | None, rest: np.ndarray, out: np.ndarray
+    ) -> tuple[Trees, int]:
+        """Return the trees of the rows ``rest``, and the number of rounds with the best score on the rows ``out``."""
         if f"{name}best" not in self._done:
-            rest, out = self._folds != fold, self._folds == fold
-            if loss == "classes":  # a class that the other folds lack cannot be scored
-                out &= np.isin(targets, targets[rest])
             model = self._model(loss, level, self.config.rounds, stop=True)
             model.fit(self._rows[rest], targets[rest], X_val=self._rows[out], y_val=targets[out])
             best = int(np.argmax(model.validation_score_))
@@ -188,10 +213,12 @@ def _named(name: str, trees: Trees) -> dict[str, Tensor]:
 def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> Trees:
     """Return the log variance as trees, from left-out residuals, for the config's ``noise``."""
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
-    constant = math.log(float(squared.mean()))
-    if folded.config.noise == "one":
+    there = ~np.isnan(squared)
+    constant = math.log(float(squared[there].mean()))
+    if folded.config.noise == "one" or not folded.predictable(squared):
         return Trees.constant([constant])
     trees, left_out = folded.solve(f"noise.{output}", "gamma", squared)
+    squared, left_out = (values[~np.isnan(left_out)] for values in (squared, left_out))
     worse = _nll(squared, left_out) >= _nll(squared, np.full(len(squared), constant))
     return Trees.constant([constant]) if folded.config.noise == "best" and worse else trees
 
@@ -208,7 +235,7 @@ def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
         for number, level in enumerate(levels()):
             trees, left_out = folded.solve(f"quantile.{output}.{number}", "quantile", column, level)
             tensors |= _named(f"sums.{output * len(SCORES) + number}", trees)
-            shifts[output, number] = np.quantile(column - left_out, level)
+            shifts[output, number] = np.nanquantile(column - left_out, level)
     least = np.sqrt(_SMALLEST * np.maximum(targets.var(0), _SMALLEST))
     return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
 

@@ -15,12 +15,14 @@ class Examples:
     Attributes:
         inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
         targets: labels int64 [n] or targets float64 [n, output].
+        units: the group or the date of each row, int64 [n], see :mod:`.units`. None: rows are independent.
 
     Arrays with other strides or another byte order are copied, and numbers in columns become float64.
     """
 
     inputs: np.ndarray
     targets: np.ndarray
+    units: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("inputs", "targets"):
@@ -32,7 +34,11 @@ class Examples:
 
     def cut(self, count: int) -> "tuple[Examples, Examples]":
         """Return views of the first ``count`` rows and of the rest."""
-        return Examples(self.inputs[:count], self.targets[:count]), Examples(self.inputs[count:], self.targets[count:])
+        first, rest = (None, None) if self.units is None else (self.units[:count], self.units[count:])
+        return (
+            Examples(self.inputs[:count], self.targets[:count], first),
+            Examples(self.inputs[count:], self.targets[count:], rest),
+        )
 
     def same(self, other: "Examples") -> bool:
         """Return whether both are views of the same memory."""

@@ -157,6 +157,8 @@ class FitData:
         search: the same split with separate validation rows, and a transform fitted only to its training rows. None:
             ``train`` includes no validation rows. A fit that selects something by a score uses ``search or self``, so
             that no row is both fitted and scored.
+        ordered: whether ``train.units`` are dates. A cross-validation inside of a method must not divide a unit, and
+            must predict later dates from earlier ones (:mod:`.units`).
     """
 
     task: Task
@@ -166,6 +168,7 @@ class FitData:
     classes: tuple[str, ...] = ()
     device: str = "cpu"
     search: "FitData | None" = None
+    ordered: bool = False
 
     @property
     def input_shape(self) -> tuple[int, ...]:

@@ -27,6 +27,7 @@ class Raw:
         features: the names of a table's feature columns.
         targets: the names of a table's target columns.
         columns: the descriptions of a table's feature columns; empty if all are plain numbers.
+        ordered: whether ``train.units`` are dates, and held-out rows are the latest.
     """
 
     origin: str
@@ -38,6 +39,7 @@ class Raw:
     features: tuple[str, ...] = ()
     targets: tuple[str, ...] = ("label",)
     columns: tuple[Column, ...] = ()
+    ordered: bool = False
 
 
 @runtime_checkable

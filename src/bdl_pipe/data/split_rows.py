@@ -4,7 +4,7 @@ The stage ``prepare`` writes them to files; estimators take them in memory (:fun
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import DataError
+from ..errors import DataError, short
 from ..seeds import Seed
-from . import scratch
+from . import scratch, units
 from .catalog import published_constants
 from .config import DatasetConfig
 from .examples import Examples
@@ -80,11 +80,13 @@ def fit_data(raw: Raw, config: DatasetConfig, *, rng: Seed, split: int = 0) -> t
     """
     fit = fit_rows(raw, raw.train, config, rng.fold("validation", split))
     train, validation = fit.rows.cut(fit.train)
-    search = FitData(raw.task, train, validation, fit.search, raw.classes)
+    search = FitData(raw.task, train, validation, fit.search, raw.classes, ordered=raw.ordered)
     if not (fit.joined and len(validation)):
         return search, fit.calibration
     every, none = fit.rows.cut(len(fit.rows))
-    return FitData(raw.task, every, none, fit.final or fit.search, raw.classes, search=search), fit.calibration
+    transform = fit.final or fit.search
+    data = FitData(raw.task, every, none, transform, raw.classes, search=search, ordered=raw.ordered)
+    return data, fit.calibration
 
 
 def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
@@ -102,9 +104,25 @@ def schema(raw: Raw, config: DatasetConfig) -> dict[str, Any]:
         "features": list(raw.features),
         "targets": list(raw.targets),
         **({"columns": [column.mapping() for column in raw.columns]} if raw.columns else {}),
+        **({"ordered": True} if raw.ordered else {}),
         **reading,
         "fit_rows": config.fit_rows,
     }
+
+
+def outer_splits(raw: Raw, splits: int, rng: Seed) -> Iterable[tuple[np.ndarray, np.ndarray]]:
+    """Draw (training rows, test rows) of each split: the standard UCI splits, or splits by group or date.
+
+    Args:
+        rng: the data set's seed address, for groups; the standard splits do not depend on it.
+
+    Raises:
+        DataError: there are too few groups or dates.
+    """
+    rows = raw.train
+    if rows.units is None:
+        return uci_splits(len(rows), splits)
+    return units.splits_of(rows.units, splits, 1 - TRAIN_SHARE, raw.origin, ordered=raw.ordered, rng=rng)
 
 
 def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -119,15 +137,22 @@ def uci_splits(rows: int, splits: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return [(order[:train], order[train:]) for order in orders]
 
 
-def hold_out(rows: int, validation: int | float, origin: str, *, rng: Seed) -> tuple[np.ndarray, np.ndarray]:
+def hold_out(
+    rows: int, validation: int | float, origin: str, *, rng: Seed, of: np.ndarray | None = None, ordered: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Draw (training rows, validation rows) of ``rows`` rows without replacement, each in order.
 
+    Args:
+        of, ordered: the rows' ``units``, which are not divided, and whether these are dates.
+
     Raises:
-        DataError: fewer than two training rows are left.
+        DataError: fewer than two training rows are left, or there are too few groups or dates.
     """
     count = round(validation * rows) if isinstance(validation, float) else validation
     if rows - count < 2:
         raise DataError(f"{origin}: validation must leave at least 2 of {rows} training rows, got {count}")
+    if of is not None and count:
+        return units.held(of, count, origin, ordered=ordered, rng=rng)
     order = rng.numpy().permutation(rows)
     return np.sort(order[count:]), np.sort(order[:count])
 
@@ -140,13 +165,29 @@ def drawn(raw: Raw, rows: Examples, config: DatasetConfig, rng: Seed) -> tuple[E
     """
     apart = None
     if config.calibration:
-        rest, taken = hold_out(len(rows), config.calibration, raw.origin, rng=rng.fold("calibration"))
+        rest, taken = hold_out(
+            len(rows), config.calibration, raw.origin, rng=rng.fold("calibration"), of=rows.units, ordered=raw.ordered
+        )
         if len(taken) < FEWEST_CALIBRATION:
             rule = f"must be 0 or at least {FEWEST_CALIBRATION} rows"
             raise DataError(f"{raw.origin}: calibration {rule}, got {len(taken)} of {len(rows)} training rows")
         apart, rows = take(rows, taken), take(rows, rest)
-    train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng)
+    train, validation = hold_out(len(rows), config.validation, raw.origin, rng=rng, of=rows.units, ordered=raw.ordered)
+    if rows.units is not None:
+        _require_trained(raw, rows, train)
     return apart, take(rows, np.concatenate([train, validation])), len(train)
+
+
+def _require_trained(raw: Raw, rows: Examples, train: np.ndarray) -> None:
+    """Raise DataError unless the training rows have two units and every class, as random ones of a good table do."""
+    assert rows.units is not None
+    what = "dates" if raw.ordered else "groups"
+    if len(np.unique(rows.units[train])) < 2:
+        raise DataError(f"{raw.origin}: split_by must leave at least 2 {what} of training rows, got 1")
+    absent = [label for label in range(len(raw.classes)) if not (rows.targets[train] == label).any()]
+    if absent:
+        rule = "must leave training rows of each class"
+        raise DataError(f"{raw.origin}: split_by {rule}, got none of {short(raw.classes[absent[0]])}")
 
 
 def of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) -> Examples:
@@ -164,7 +205,8 @@ def of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) -
 
 
 def take(rows: Examples, index: np.ndarray) -> Examples:
-    return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index))
+    of = None if rows.units is None else rows.units[index]
+    return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index), of)
 
 
 def _scaling(rows: Examples, raw: Raw, config: DatasetConfig) -> Scaling:

@@ -22,7 +22,7 @@ from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..seeds import own_settings
 from .fitted import Fitted, fit_parts, place_of, warn_of_few
-from .given import TakesRows
+from .given import TakesRows, units_of
 from .plan import DATASET, RandomState, about, check_parameters, known, plan, root_of
 from .targets import sample
 
@@ -100,7 +100,15 @@ class BayesianEstimator(TakesRows):
         super().set_params(**params)
         return self
 
-    def _fit(self, x: object, y: object, fitted: dict[int, FittedRuns] | None = None) -> None:
+    def _fit(
+        self,
+        x: object,
+        y: object,
+        fitted: dict[int, FittedRuns] | None = None,
+        *,
+        groups: object = None,
+        dates: object = None,
+    ) -> None:
         """Fit the method; an estimator whose fit fails stays as it was.
 
         Args:
@@ -108,17 +116,19 @@ class BayesianEstimator(TakesRows):
         """
         before = dict(vars(self))
         try:
-            self._fit_rows(x, y, {} if fitted is None else fitted)
+            self._fit_rows(x, y, {} if fitted is None else fitted, groups, dates)
         except BaseException:
             self.__dict__ = before
             raise
 
-    def _fit_rows(self, x: object, y: object, fitted: dict[int, FittedRuns]) -> None:
+    def _fit_rows(self, x: object, y: object, fitted: dict[int, FittedRuns], groups: object, dates: object) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         check_parameters(self)
         profile, names = self._profile(x, y)
-        classes = profile.raw.task == "classification"
+        raw, classes = profile.raw, profile.raw.task == "classification"
+        units, ordered = units_of(len(raw.train), groups, dates)
+        raw = replace(raw, train=replace(raw.train, units=units), ordered=ordered)
         grouped_by = place_of(self.groups, profile.raw.columns, names, classes=classes)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
@@ -132,7 +142,7 @@ class BayesianEstimator(TakesRows):
         typed = config.read(DatasetConfig, entry, "data")
         with own_settings(self.threads):
             parts, self.fit_seconds_ = fit_parts(
-                profile.raw,
+                raw,
                 typed,
                 runs,
                 seed,

@@ -12,6 +12,8 @@ from .. import evaluation, scores
 from ..data.examples import Examples, Task
 from ..data.tables.cells import Cells
 from ..data.tables.kinds import task_of
+from ..data.units import folds as of_units
+from ..data.units import left_out
 from ..errors import require, short
 from ..fitting import FittedRuns
 from ..metrics import stored, table
@@ -36,6 +38,8 @@ def compare(
     cv: object = 5,
     task: str | None = None,
     random_state: RandomState = None,
+    groups: object = None,
+    dates: object = None,
     **params: Any,
 ) -> Comparison:
     """Compare methods by cross-validation: each is fitted and scored on the same folds.
@@ -50,6 +54,8 @@ def compare(
         cv: the number of shuffled folds, stratified for classes; or any value of scikit-learn's ``cv``.
         task: ``classification`` or ``regression``. None chooses it from the targets, as ``add`` does.
         random_state: the seed of the folds, and of the methods that are given by name.
+        groups, dates: as in ``fit``, which gets their values of the training rows. A number of folds ``cv`` then means
+            that many folds that divide no group, or that many windows of dates, each predicted from all earlier rows.
         params: parameters of the methods that are given by name, such as ``pace``.
 
     Raises:
@@ -67,7 +73,8 @@ def compare(
         rule = f"must be a name or a {kind.__name__}"
         require(isinstance(estimator, kind), f"methods.{name}", rule, short(estimator))
     x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
-    folds = list(_folds(x.shape[0], y, cv, chosen, random_state))
+    units, ordered = given.units_of(x.shape[0], groups, dates)
+    folds = list(_folds(x.shape[0], y, cv, chosen, random_state, units, ordered))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     figures, drawn = {name: list[Score]() for name in estimators}, Seed(root_of(random_state)).fold("scores")
     stated = {name: list[np.ndarray]() for name in estimators}
@@ -77,7 +84,8 @@ def compare(
             model = clone(estimator)
             # models with an equal key fit the same rows under the same seeds
             key = repr((model.conformal, model.columns, model.random_state, model.device, model.threads))
-            model._fit(given.taken(x, train), given.taken(y, train), shared.setdefault(key, {}))
+            kept = {"dates" if ordered else "groups": None if units is None else units[train]}
+            model._fit(given.taken(x, train), given.taken(y, train), shared.setdefault(key, {}), **kept)
             values, probabilities = _scored(model, given.taken(x, test), given.taken(y, test), drawn.fold(number))
             figures[name] += [Score(number, 0, of, *value) for of, value in values.items()]
             stated[name].append(probabilities)
@@ -108,15 +116,18 @@ def _task(y: object) -> Task:
 
 
 def _folds(
-    rows: int, y: object, cv: object, task: Task, random_state: RandomState
+    rows: int, y: object, cv: object, task: Task, random_state: RandomState, units: np.ndarray | None, ordered: bool
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     if isinstance(cv, int) and not isinstance(cv, bool):
         require(cv > 1, "cv", "must be at least 2 folds", cv)
-        state = Seed(root_of(random_state)).fold("folds").integer() % 2**32
+        rng = Seed(root_of(random_state)).fold("folds")
+        if units is not None:
+            return left_out(of_units(units, cv, ordered=ordered, rng=rng), ordered=ordered)
+        state = rng.integer() % 2**32
         kind = StratifiedKFold if task == "classification" else KFold
         cv = kind(cv, shuffle=True, random_state=state)
     labels = values_of(y)
-    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels)
+    return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels, units)
 
 
 def _scored(

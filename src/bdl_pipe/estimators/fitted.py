@@ -22,10 +22,11 @@ import numpy as np
 from .. import artifacts, conformal, recalibration
 from ..artifacts import State
 from ..conformal import OF_CLASSES
+from ..data import units
 from ..data.config import DatasetConfig
 from ..data.examples import Examples
 from ..data.raw import FEWEST_ROWS, Raw
-from ..data.split_rows import fit_data
+from ..data.split_rows import fit_data, take
 from ..data.tables.columns import UNSEEN, Column
 from ..data.tables.forms import clean, listed
 from ..data.transform import Transform
@@ -181,6 +182,8 @@ def fit_parts(
     fitted = {} if fitted is None else fitted
     rule = f"must be split or None with fewer than {PARTS * FEWEST_ROWS} rows"
     require(not cross or len(raw.train) >= PARTS * FEWEST_ROWS, "conformal", rule, "cross")
+    rule = "must be split or None with dates, since the parts of cross are fitted to later rows, too"
+    require(not (cross and raw.ordered), "conformal", rule, "cross")
     address = Seed(seed).fold("prepare", DATASET)
 
     def fit(rows: Raw, split: int, held: Examples | None) -> tuple[Part, float]:
@@ -195,15 +198,20 @@ def fit_parts(
         return part, seconds
 
     parts, rows = [fit(raw, 0, None)], raw.train
-    for split, held in enumerate(drawn(len(rows), address.fold("conformal")) if cross else (), 1):
+    for split, held in enumerate(drawn(len(rows), address.fold("conformal"), rows.units) if cross else (), 1):
         rest = np.setdiff1d(np.arange(len(rows)), held)
-        kept, left_out = (Examples(rows.inputs[index], rows.targets[index]) for index in (rest, held))
+        kept, left_out = (take(rows, index) for index in (rest, held))
         parts.append(fit(replace(raw, train=kept), split, left_out))
     return [part for part, _ in parts], sum(seconds for _, seconds in parts)
 
 
-def drawn(rows: int, rng: Seed, count: int = PARTS) -> list[np.ndarray]:
-    """Draw the sorted row numbers of each part; the parts' sizes differ by at most one."""
+def drawn(rows: int, rng: Seed, of: np.ndarray | None = None, count: int = PARTS) -> list[np.ndarray]:
+    """Draw the sorted row numbers of each part; the parts' sizes differ by at most one.
+
+    With the rows' groups ``of``, no part divides a group; the sizes then differ by more, and few groups make few parts.
+    """
+    if of is not None:
+        return [held for _, held in units.left_out(units.folds(of, count, ordered=False, rng=rng), ordered=False)]
     return [np.sort(part) for part in np.array_split(rng.numpy().permutation(rows), count)]
 
 

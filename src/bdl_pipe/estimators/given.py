@@ -18,14 +18,15 @@ from ..data.examples import Examples, native
 from ..data.inspect.profile import Profile
 from ..data.raw import FEWEST_ROWS, Raw, checked
 from ..data.sources.images import Npz, image_array
-from ..data.sources.table import Table
+from ..data.sources.table import SplitBy, Table
 from ..data.tables import lint
+from ..data.tables.cells import Cells
 from ..data.tables.columns import Column, ColumnKind, coded_matrix, typed_cells, unseen
 from ..data.tables.forms import clean, listed
 from ..data.tables.kinds import features_of
 from ..errors import DataError, short
 from .fitted import Fitted
-from .targets import Targets, is_gap, without_masks
+from .targets import Targets, is_gap, values_of, without_masks
 
 ORIGIN: Final = "X"
 _TARGET: Final = "y"
@@ -109,6 +110,24 @@ def taken(x: Any, index: np.ndarray) -> Any:
         x = as_table(x)
     arrow = isinstance(x, pa.Table | pa.Array | pa.ChunkedArray)
     return x.take(pa.array(index)) if arrow else np.asarray(x)[index]
+
+
+def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, bool]:
+    """Return the numbers of the groups or dates that no split divides [n], or None, and whether they are dates.
+
+    Raises:
+        DataError: both are given, their number is not that of the rows, a value is a gap, or a date is none.
+    """
+    if groups is None and dates is None:
+        return None, False
+    if groups is not None and dates is not None:
+        raise DataError("groups: must not be given together with dates")
+    name, values = ("groups", groups) if dates is None else ("dates", dates)
+    cells = typed_cells(values) if hasattr(values, "iloc") else _column(values_of(values))
+    if len(cells) != rows:
+        raise DataError(f"{name}: must have a value for each of the {rows:,} rows, got {len(cells):,}")
+    by = SplitBy(group=name) if dates is None else SplitBy(date=name)
+    return by.units(Cells.of(pa.table({name: cells}), name, ORIGIN)), dates is not None
 
 
 def table_profile(

@@ -37,14 +37,19 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
             saved and loaded.
     """
 
-    def fit(self, X: object, y: object) -> "BayesianRegressor":
+    def fit(self, X: object, y: object, *, groups: object = None, dates: object = None) -> "BayesianRegressor":
         """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
+
+        Args:
+            groups: a value for each row, such as a patient. Rows of one value are never on two sides of a split of this
+                fit: validation, calibration, folds. (The parameter ``groups`` calibrates the values of a column apart.)
+            dates: a date or a number for each row: held-out rows are the latest. Not together with ``groups``.
 
         Raises:
             ValueError: the rows, the targets or a parameter break a rule; the message has the rule and the value.
             TypeError: ``X`` is sparse.
         """
-        self._fit(X, y)
+        self._fit(X, y, groups=groups, dates=dates)
         return self
 
     def predict(self, X: object) -> np.ndarray:

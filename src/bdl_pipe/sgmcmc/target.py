@@ -12,12 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from jaxtyping import Float, Shaped
 from torch import Tensor, nn
 
 from ..config import LATER
+from ..data import units
 from ..data.fitdata import FitData, Rows
 from ..errors import ConfigError, require, require_positive
 from ..networks import NetworkConfig
@@ -96,7 +98,13 @@ class TargetConfig:
         for column in targets.T:
             some = slice(min(len(rows), _TREE_ROWS))
             trees = HistGradientBoostingRegressor(early_stopping=False, random_state=0)
-            missed = column[some] - cross_val_predict(trees, rows[some], column[some], cv=3)
+            if data.train.units is None:
+                missed = column[some] - cross_val_predict(trees, rows[some], column[some], cv=3)
+            else:
+                parts = units.folds(data.train.units[some], 3, ordered=data.ordered, rng=Seed(0).fold("noise"))
+                pairs = units.left_out(parts, ordered=data.ordered)
+                fits = ((trees.fit(rows[rest], column[rest]).predict(rows[out]), column[out]) for rest, out in pairs)
+                missed = np.concatenate([targets - predicted for predicted, targets in fits])
             variances.append(min(float(1 / BayesianRidge().fit(rows, column).alpha_), float((missed**2).mean())))
         return min(len(variances) / sum(variances), _MOST_PRECISE)
 

@@ -9,7 +9,7 @@ from bdl_pipe.files import write_bytes
 
 from . import PaperTable, load, tables
 from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
-from .pages import counted, facts_of, markdown, stem
+from .pages import facts_of, markdown, stem
 
 EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
 _ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting", EARLIER)
@@ -62,14 +62,6 @@ def completed(
     stored_facts = facts_of(path.with_suffix(".md").read_text(encoding="utf-8"))
     origin = "; ".join(f"{name} {stored_facts[name]}" for name in _ORIGIN if name in stored_facts)
     return replace(comparison, lines=lines), {**facts, EARLIER: f"{', '.join(added)}: {origin}"}
-
-
-def poorer(path: Path, comparison: Comparison) -> bool:
-    """Return True if the stored CSV at ``path`` has more of our cells, from runs that this folder lacks."""
-    if not path.is_file():
-        return False
-    before, now = counted(read(load(str(comparison.table)), path.read_text(encoding="utf-8"))), counted(comparison)
-    return now.made + now.stand_in < before.made + before.stand_in
 
 
 def rewrite(results: Path) -> Iterator[Path]:

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Final
 
+import numpy as np
+
 from ..raw import Raw
 from ..size import Size
 from ..sources.images import ImageFolder, Npz
@@ -92,6 +94,11 @@ class Profile:
         for kind in ("number", "category", "date"):
             names = [name or "''" for name, its_kind in self.columns.items() if its_kind == kind]
             lines += [f"  {kind}: {listed(names)}"] if names else []
+        if isinstance(self.source, Table) and (by := self.source.split_by) is not None:
+            assert self.raw.train.units is not None
+            of = "the rows of a group are in one of training, validation, calibration and test rows"
+            of = "the latest rows are tested, and validation and calibration rows precede them" if by.date else of
+            lines.append(f"  split by {by.column}, {len(np.unique(self.raw.train.units)):,} values: {of}")
         if self.without_target:
             lines.append(f"  left out: {self.without_target:,} rows without a target")
         lines += [f"  left out: column {column or 'without a name'}, {why}" for column, why in self.left_out.items()]

@@ -14,12 +14,13 @@ import pyarrow.compute as pc
 from ...errors import ConfigError, DataError, brief, short
 from ..examples import Examples
 from ..raw import Raw, Task, checked, encode_labels
-from ..sources.table import Table, with_targets
+from ..sources.table import SplitBy, Table, with_targets
 from ..tables import kinds, lint
 from ..tables.cells import Cells
 from ..tables.columns import labels_of
 from ..tables.forms import WHOLE, are_all, grouped_once, listed, require_column
 from ..tables.read import CsvForm, Decimal, Thousands, is_parquet, open_table, sniffed
+from . import leaks
 from .profile import FEWEST, FEWEST_OF_CLASS, Profile
 
 
@@ -31,6 +32,7 @@ def inspect_table(
     *,
     decimal: Decimal | None = None,
     thousands: Thousands | None = None,
+    split_by: SplitBy | None = None,
 ) -> Profile:
     """Inspect a CSV or Parquet file.
 
@@ -40,6 +42,7 @@ def inspect_table(
         leave_out: columns that must not be features.
         decimal: the decimal point of a CSV file. None: it follows from the cells, if they leave no doubt.
         thousands: the separator of thousands of a CSV file. None: its numbers have none.
+        split_by: the column that says which rows belong together. A column of groups is no feature.
 
     Raises:
         DataError: the table cannot be used; the message names the cure.
@@ -74,6 +77,13 @@ def inspect_table(
     else:
         values, classes, counts = _targets(answers), (), {}
         remarks += lint.of_targets(targets, values)
+    by, units = split_by, None
+    if by is not None:
+        name = require_column(table, by.column, origin)
+        if name in targets:
+            raise DataError(f"--split-by: must not name the target {short(name)}")
+        units = by.units(Cells.of(table, name, origin))
+        leave_out = [*leave_out, name] if by.group is not None else leave_out
     if form.encoding != "utf-8" and (text := _foreign(table)):
         rule = f"its texts are no UTF-8 and are read as {form.encoding}, such as {short(text)}"
         remarks.append(f"{path.name}: {rule}; if they look wrong, save it as UTF-8: iconv -f ENCODING -t UTF-8")
@@ -81,7 +91,11 @@ def inspect_table(
     features = kinds.features_of(table, rest, origin, leave_out=leave_out, rows=all_rows, remarks=lint.of_cells)
     remarks += [*lint.of_table(table, form.separator), *features.remarks]
     outputs = values.reshape(len(values), -1).astype(np.float64).T
-    remarks += lint.of_rows(features, dict(zip(targets, outputs, strict=True)), path)
+    answers_by_name = dict(zip(targets, outputs, strict=True))
+    remarks += lint.of_rows(features, answers_by_name, path)
+    doubts = leaks.doubts(features, answers_by_name, path, classes=task == "classification", split=by is not None)
+    named = {line.partition(" ")[0] for line in remarks}
+    remarks += [line for line in doubts if " nearly tells " not in line or line.partition(" ")[0] not in named]
     source = Table(
         origin,
         tuple(targets),
@@ -90,9 +104,11 @@ def inspect_table(
         categories=kinds.CATEGORIES,
         csv=form,
         skip_without_target=table.num_rows < all_rows,
+        split_by=by,
     )
-    names, rows = tuple(features.kinds), Examples(features.matrix(), values)
-    raw = checked(Raw(origin, task, "table", rows, None, classes, names, source.target, features.columns))
+    names, rows = tuple(features.kinds), Examples(features.matrix(), values, units)
+    ordered = by is not None and by.date is not None
+    raw = checked(Raw(origin, task, "table", rows, None, classes, names, source.target, features.columns, ordered))
     return Profile(
         source,
         raw,

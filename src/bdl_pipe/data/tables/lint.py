@@ -30,7 +30,6 @@ _SOME: Final = 0.1  # the least share of numbers beside few different texts
 _FEW: Final = 3  # the most different texts beside numbers
 _PEAK: Final = 0.2  # from this share of equal targets on, their density decides between runs
 _VALUES: Final = 20  # a column with more different values is not a column of classes
-_COPIES: Final = 0.01  # the least share of repeated rows that gives a remark
 _SAME_ORDER: Final = 0.9999  # a rank correlation above this means the same order
 _NAMED: Final = 5  # the most pairs of columns to name
 _ROWS_OF_VALUE: Final = 5  # from this mean number of rows on, it is no chance that each value has one target
@@ -171,7 +170,7 @@ def of_targets(names: Sequence[str], values: np.ndarray) -> Iterator[str]:
 
 
 def of_rows(features: Features, targets: Mapping[str, np.ndarray], path: Path) -> list[str]:
-    """Return remarks on rows that repeat, and on features that order the rows alike or tell a target.
+    """Return remarks on features that order the rows alike or tell a target.
 
     The values of an identifier of a group, such as a patient, often have one target each; training and test rows then
     share groups.
@@ -179,14 +178,7 @@ def of_rows(features: Features, targets: Mapping[str, np.ndarray], path: Path) -
     Raises:
         DataError: a feature is equal to a target, or has a target's classes under other names.
     """
-    keys = np.zeros(len(next(iter(targets.values()))), np.uint64)
-    for values in (*features.codes.values(), *targets.values()):
-        keys = (keys ^ (values.astype(np.float64) + 0.0).view(np.uint64)) * np.uint64(0x9E3779B97F4A7C15)
-        keys ^= keys >> np.uint64(29)
-    lines, copies = list[str](), len(keys) - len(np.unique(keys))
-    if copies >= _COPIES * len(keys):
-        several = f"{copies:,} rows are copies of others; training and test rows may share them"
-        lines.append(several if copies > 1 else "1 row is a copy of another; training and test rows may share it")
+    lines = list[str]()
     codes = {name: features.codes[name] for name in features.kinds}
     ranks = {name: _ranked(codes[name]) for name, kind in features.kinds.items() if kind == "number"}
     if len(names := list(ranks)) > 1:

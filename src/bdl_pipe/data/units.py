@@ -1,0 +1,93 @@
+"""Splits of rows that belong together: the rows of a group, or the rows of a date.
+
+``units`` [n] are whole numbers: equal ones belong to one group or to one date, and larger dates are later. No split
+divides the rows of a unit. Groups are drawn at random; dates are cut in their order, so that held-out rows are the
+latest.
+"""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ..errors import DataError
+from ..seeds import Seed
+
+
+def splits_of(
+    units: np.ndarray, splits: int, share: float, origin: str, *, ordered: bool, rng: Seed
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (training rows, test rows) of each split; training rows are in random order.
+
+    Groups: each split draws its own test groups. Dates: split 0 tests the latest rows, split 1 the rows before these,
+    and so on, and each trains on all earlier rows: the expanding window of scikit-learn's ``TimeSeriesSplit`` with
+    ``test_size``, its last split first, so that more splits keep the first ones. Later splits have fewer training rows.
+
+    Args:
+        share: the share of rows of each test.
+
+    Raises:
+        DataError: there are too few groups or dates.
+    """
+    count = len(units) - round((1 - share) * len(units))
+    left = np.arange(len(units))
+    for split in range(splits):
+        at = rng.fold("split", split)
+        train, test = (left[rows] for rows in held(units[left], count, origin, ordered=ordered, rng=at))
+        yield at.fold("order").numpy().permutation(train), test
+        left = train if ordered else left
+
+
+def held(units: np.ndarray, count: int, origin: str, *, ordered: bool, rng: Seed) -> tuple[np.ndarray, np.ndarray]:
+    """Return (the rest, about ``count`` held-out rows), each in order; both have a unit.
+
+    Dates: the latest rows, cut at the border between two dates that is nearest to ``count`` rows. Groups: in an order
+    drawn from ``rng``, each group is held out if that brings the number of rows nearer to ``count``; so a group with
+    more than twice as many rows is held out only if no group is smaller (scikit-learn's ``GroupShuffleSplit`` counts
+    groups and not rows).
+
+    Raises:
+        DataError: there is only one unit.
+    """
+    different, of_row, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    if len(different) < 2:
+        what = "dates" if ordered else "groups"
+        rule = f"must have more {what}: training, validation, calibration and test rows of each split share none"
+        raise DataError(f"{origin}: split_by {rule}, got only 1 for two of these")
+    out = np.zeros(len(different), bool)
+    if ordered:
+        rest = np.cumsum(sizes)[:-1]  # the number of rows before each border
+        out[1 + int(np.argmin(np.abs(rest - (len(units) - count)))) :] = True
+    else:
+        order, total = rng.numpy().permutation(len(different)), 0
+        for group in order:
+            if abs(total + sizes[group] - count) < abs(total - count):
+                out[group], total = True, total + sizes[group]
+        if not out.any() or out.all():
+            out = np.arange(len(different)) == order[np.argmin(sizes[order])]
+    chosen = out[of_row.reshape(-1)]
+    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+
+
+def folds(units: np.ndarray, count: int, *, ordered: bool, rng: Seed) -> np.ndarray:
+    """Return the fold of each row for a cross-validation by :func:`left_out`; a unit is in one fold.
+
+    Groups, in a drawn order, each go to the smallest of ``count`` folds, or of as many folds as there are groups.
+    Dates are cut into ``count`` + 1 consecutive folds of about equally many rows; fold 0 is never predicted.
+    """
+    different, of_row, sizes = np.unique(units, return_inverse=True, return_counts=True)
+    if ordered:
+        middles = np.cumsum(sizes) - sizes / 2
+        places = np.minimum(middles * (count + 1) // len(units), count)
+        places = np.unique(places, return_inverse=True)[1]  # a long date may leave a fold empty
+    else:
+        places, totals = np.empty(len(different), int), np.zeros(min(count, len(different)), int)
+        for group in rng.numpy().permutation(len(different)):
+            places[group] = np.argmin(totals)
+            totals[places[group]] += sizes[group]
+    return places.astype(int)[of_row.reshape(-1)]
+
+
+def left_out(folds: np.ndarray, *, ordered: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield (rows to fit, rows to predict) for each fold: all other folds, or if ``ordered`` all earlier folds."""
+    for fold in range(int(ordered), int(folds.max()) + 1):
+        yield np.flatnonzero(folds < fold if ordered else folds != fold), np.flatnonzero(folds == fold)
