@@ -194,22 +194,25 @@ def remove(names: tuple[str, ...]) -> None:
 @click.option("--dataset", metavar="A,B", help="Only these data sets. Default: all in the params file.")
 @click.option("--method", metavar="X,Y", help="Run only these (the paper's names or ours).")
 @click.option("--splits", type=COUNT, metavar="N", help="Splits of each data set, in place of the file's number.")
+@click.option("--stand-in", is_flag=True, help="Run on our stand-ins for sets that we do not have.")
 @click.option("--missing", is_flag=True, help="With all: write nothing; list finished and missing cells.")
-def paper(table: str, dataset: str | None, method: str | None, splits: int | None, missing: bool) -> int:
+def paper(
+    table: str, dataset: str | None, method: str | None, splits: int | None, stand_in: bool, missing: bool
+) -> int:
     """Run a paper's table under its protocol, and print our results beside the paper's.
 
     PAPER:TABLE: such as vbll:table2; its hyperparameters are in params/paper/. all: run nothing, and write every page
     for which the comparison has scores or a CSV file is stored.
     """
-    if table == "all" and not (dataset or method or splits):
+    if table == "all" and not (dataset or method or splits or stand_in):
         from .papers import every
 
         return every(missing)
     if table == "all" or missing:
-        raise UserError("paper: all takes no --dataset, --method or --splits, and a table takes no --missing")
+        raise UserError("paper: all takes no --dataset, --method, --splits, --stand-in; a table takes no --missing")
     from .papers import paper
 
-    return paper(table, dataset, method, splits)
+    return paper(table, dataset, method, splits, stand_in)
 
 
 @verbs.command

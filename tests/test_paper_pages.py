@@ -75,6 +75,8 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     assert "combined standard errors, ours" not in page and " !" not in page and "agrees:" not in page
     assert all(not row.split(",")[10] for row in comparison.comma_separated().splitlines()[1:])
     assert "Ours are of fashion_mnist, the paper's of CIFAR10" in page
+    assert comparison.remarks()[0] == "ours are of fashion_mnist: its page compares orders"
+    assert table.names.default_run_note in page
     assert "Of other sets: mnist5k for SVHN, nothing for CIFAR100" in page
     assert "| DNN | 91.00 ± 0.00 | 95.8 ± 0.19 |" in page and "| BNN | not run |" in page
     # NLL printed: DNN .183 ± .007, SNGP .149 ± .005, D-VBLL .160 ± .001; ours .31, .41, .21, each ± .01

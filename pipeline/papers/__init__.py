@@ -1,7 +1,8 @@
 """``python -m pipeline paper PAPER:TABLE``: our methods under a paper's protocol, compared with the paper's results.
 
 ``params/paper/<paper>-<table>.yaml``, with its base, is a complete params file, and its artifacts are in
-``work/paper/<paper>-<table>``. Tables that use the same fits share both. DVC is not used. Stages that are up to date
+``work/paper/<paper>-<table>``. Tables that use the same fits share both. ``<paper>-<table>-stand_ins.yaml`` has our
+stand-ins for data sets that we do not have. DVC is not used. Stages that are up to date
 are not run again (see :mod:`pipeline.plan.plan`), so an interrupted run continues where it stopped. Benchmarks and
 studies make the tables of costs and settings (``commands.yaml``). :mod:`bdl_report.papers.comparison` compares.
 ``python -m pipeline paper all`` runs no stage and does not check whether results are up to date: it writes all pages
@@ -25,7 +26,7 @@ from bdl_pipe.yaml_files import read_yaml
 from bdl_report import Grid, papers, show
 from bdl_report.columns import Cell
 from bdl_report.papers import PaperTable, stored, survey
-from bdl_report.papers.comparison import Comparison, Ours, compare, runs_of
+from bdl_report.papers.comparison import Comparison, Kind, Ours, compare, runs_of
 from bdl_report.papers.pages import stem
 
 from .. import tracking
@@ -51,6 +52,7 @@ class Request:
         datasets: the data sets, by the paper's names.
         runs: the runs to bring up to date.
         splits: the number of splits of each data set; None means the params file's number.
+        kind: whether ``table`` is on our stand-ins.
         path: the params file.
     """
 
@@ -60,6 +62,7 @@ class Request:
     runs: Sequence[Ours]
     splits: int | None
     path: Path
+    kind: Kind = "protocol"
 
     @property
     def suffix(self) -> str:
@@ -69,10 +72,10 @@ class Request:
     @property
     def root(self) -> Path:
         """Return the folder of the artifacts."""
-        return places.WORK / "paper" / (self.table.source + self.suffix)
+        return places.WORK / "paper" / (self.path.stem + self.suffix)
 
 
-def paper(table: str, datasets: str | None, methods: str | None, splits: int | None) -> int:
+def paper(table: str, datasets: str | None, methods: str | None, splits: int | None, stand_in: bool = False) -> int:
     """Bring a table's runs up to date, print and write the comparison with the paper, and return 0.
 
     If a benchmark or a study makes the table, run the benchmark or study instead and return its exit code.
@@ -83,21 +86,21 @@ def paper(table: str, datasets: str | None, methods: str | None, splits: int | N
     from rich.console import Console
 
     if command := read_yaml(COMMANDS).get(table):
-        options = {"dataset": datasets, "method": methods, "splits": splits}
+        options = {"dataset": datasets, "method": methods, "splits": splits, "stand-in": stand_in or None}
         if options_of_ours := [f"--{name}" for name, value in options.items() if value is not None]:
             raise UserError(f"{table}: is made by python {command}; leave out {', '.join(options_of_ours)}")
         print(f"python {command}", file=sys.stderr, flush=True)
         return subprocess.run([sys.executable, *command.split()]).returncode
-    paper_table = papers.load(table)
-    request, settings = read(paper_table, datasets, methods, splits), Settings.read()
+    request, settings = read(papers.load(table), datasets, methods, splits, stand_in), Settings.read()
+    paper_table = request.table
     with places.rooted(request.root):
         _update(request, settings)
         why = pool.stale(plan(request.params))
         for dataset in request.datasets:
             runs = runs_of(paper_table, dataset, ours(request.params))
             done = [run for run in runs if f"evaluate@{run.key}" not in why]
-            made = compared(paper_table, dataset, request.params, {run.key for run in done})
-            place = RESULTS / paper_table.folder / f"{stem(paper_table, dataset, 'protocol')}{request.suffix}.csv"
+            made = compared(paper_table, dataset, request.params, {run.key for run in done}, request.kind)
+            place = RESULTS / paper_table.folder / f"{stem(paper_table, dataset, request.kind)}{request.suffix}.csv"
             here = [run.key for run in runs if places.identity("evaluate", run.key).is_file()]
             comparison, facts = stored.completed(place, made, _facts(request, dataset, done, settings), here)
             show([grid(comparison)], Console(), in_report=False)
@@ -114,10 +117,12 @@ def ours(params: Params) -> list[Ours]:
     return [Ours(run.key, run.spec.dataset, run.method.name, run.spec.setting) for run in params.of("student")]
 
 
-def compared(table: PaperTable, dataset: str, params: Params, evaluated: Collection[str]) -> Comparison:
+def compared(
+    table: PaperTable, dataset: str, params: Params, evaluated: Collection[str], kind: Kind = "protocol"
+) -> Comparison:
     """Compare the entries of ``runs`` with a table; only runs whose key is in ``evaluated`` have scores."""
     runs = runs_of(table, dataset, ours(params))
-    return compare(table, dataset, [_scored(run.key) if run.key in evaluated else run for run in runs])
+    return compare(table, dataset, [_scored(run.key) if run.key in evaluated else run for run in runs], kind)
 
 
 def grid(comparison: Comparison) -> Grid:
@@ -127,13 +132,18 @@ def grid(comparison: Comparison) -> Grid:
     return Grid(comparison.head, rows, title, remarks=comparison.remarks())
 
 
-def read(table: PaperTable, datasets: str | None, methods: str | None, splits: int | None) -> Request:
+def read(
+    table: PaperTable, datasets: str | None, methods: str | None, splits: int | None, stand_in: bool = False
+) -> Request:
     """Check a request for a table, and return it.
 
     Raises:
         UserError: the table's params file, a data set or a method is not known here.
     """
-    path = PARAMS / f"{table.source}.yaml"
+    kind: Kind = "stand-in" if stand_in else "protocol"
+    path = PARAMS / f"{table.source}{survey.STAND_INS if stand_in else ''}.yaml"
+    if stand_in:
+        table = next(filter(None, map(table.on_stand_ins, table.figures)), table)
     if not path.is_file():
         others = [str(p) for p in sorted(PARAMS.glob(f"{table.paper}-*.yaml"))]
         raise UserError(f"{table}: needs {path}, which does not exist (available: {', '.join(others) or 'none'})")
@@ -146,7 +156,7 @@ def read(table: PaperTable, datasets: str | None, methods: str | None, splits: i
         params = typed(config.merge(params.raw, {"datasets": {key: {"splits": splits} for key in params.datasets}}))
     chosen = chosen_datasets(table, params.datasets, datasets, path)
     runs = [run for name in chosen for run in runs_of(table, name, ours(params))]
-    return Request(table, params, chosen, chosen_runs(table, runs, methods, path), splits, path)
+    return Request(table, params, chosen, chosen_runs(table, runs, methods, path), splits, path, kind)
 
 
 def chosen_datasets(table: PaperTable, there: Collection[str], names: str | None, path: Path) -> list[str]:
@@ -220,6 +230,7 @@ def _update(request: Request, settings: Settings) -> None:
 def _facts(request: Request, dataset: str, runs: Sequence[Ours], settings: Settings) -> Mapping[str, object]:
     """Collect the provenance of a table's values."""
     command = f"python -m pipeline paper {request.table} --dataset {quote(dataset)}"
+    command += " --stand-in" if request.kind == "stand-in" else ""
     return {
         "command": command + (f" --splits {request.splits}" if request.splits else ""),
         "params": f"{request.path}, sha256 {provenance.digest(request.params.raw)}",

@@ -38,6 +38,7 @@ def sheet(
     classes: Int[np.ndarray, " n"],
     count: int,
     most: int | None = None,
+    big: int = 4,
 ) -> bytes:
     """Draw images in [0, 1] as one PNG, a row for each of ``count`` classes, at most ``most`` in a row, magnified."""
     rows = [np.flatnonzero(classes == k)[:most] for k in range(count)]
@@ -47,7 +48,7 @@ def sheet(
         for j, number in enumerate(row):
             top, left = i * (height + 1), j * (width + 1)
             whole[:, top : top + height, left : left + width] = images[number]
-    return png(whole.repeat(4, 1).repeat(4, 2))
+    return png(whole.repeat(big, 1).repeat(big, 2))
 
 
 def png(image: Float[np.ndarray, "channel height width"]) -> bytes:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from sklearn.linear_model import Ridge
+from torch.nn.functional import conv2d
 
 from bdl_pipe import config, registry
 from bdl_pipe.artifacts import State
@@ -161,6 +162,23 @@ def test_stopped_chains_resume_to_the_same_bits(changes: dict[str, Any]) -> None
     assert same_bits(whole, resumed(lambda report: fitted("sgmcmc", report, **changes), 5))
 
 
+def test_a_draw_with_batch_norm_has_the_statistics_of_the_coreset_at_its_own_weights() -> None:
+    """The chain's weights are of one that normalises each batch; statistics against float64, not of another draw."""
+    batch, own = (fitted("sgmcmc", network=NETWORK | {"norm": norm}).tensors for norm in ("batch", "batch_stats"))
+    assert all(torch.equal(batch[name], own[name]) for name in own)
+    x = Coreset.for_fit(coreset(), tiny_data()).images
+    errors = []
+    for k in range(len(batch["head.bias"])):
+        inputs = conv2d(x.double(), batch["trunk.0.weight"][k].double(), batch["trunk.0.bias"][k].double(), padding=1)
+        variance, mean = torch.var_mean(inputs, (0, 2, 3))
+        torch.testing.assert_close(batch["trunk.1.running_mean"][k].double(), mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(batch["trunk.1.running_var"][k].double(), variance, rtol=1e-4, atol=1e-5)
+        errors.append(
+            float((batch["trunk.1.running_var"].double() - variance).abs().sum(1).topk(2, largest=False)[0][1])
+        )
+    assert min(errors) > 1e-3  # another draw's
+
+
 @pytest.mark.parametrize("changes", [{}, HMC, {"start_sd": None}])
 def test_the_draws_are_ordered_chain_by_chain(changes: dict[str, Any]) -> None:
     state = fitted("sgmcmc", **changes)
@@ -201,7 +219,6 @@ def test_draws_under_a_strong_prior_have_the_variance_of_the_prior(kernel: str) 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("sgmcmc", {"network": NETWORK | {"norm": "batch"}}, "network.norm must be of a network without running"),
         ("sgmcmc", HMC | {"augmentation": TRAINED["augmentation"]}, "augmentation must be null for the kernel hmc"),
         ("sgmcmc", {"start_sd": 0.0}, "start_sd must be > 0 or null"),
         ("nn", {"logit_scale": 0.0}, "logit_scale must be > 0 or validation"),

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_report.pictures import of_artifact, png, sheet
+from benchmarks.pages import coreset_sheets
 from tests.resuming import killed
 
 from .cases import tiny_data, tiny_vbpc
@@ -186,3 +188,23 @@ def test_the_picture_of_a_stored_coreset_sorts_images_by_their_learned_labels(tm
     drawn = of_artifact(tmp_path / "images")
     assert drawn is not None and shown_pixels(drawn)[::8, ::8].tolist() == [[51, 255], [0, 102]]
     assert of_artifact(tmp_path / "rows") is None and of_artifact(tmp_path / "absent") is None
+
+
+def test_the_start_on_a_sheet_is_the_start_of_the_stored_fit() -> None:
+    """A fit whose one step is 1e-9 long keeps its start; the same rows under another run's address are others."""
+    data, stage = tiny_data(), VBPC.stages["coreset"]
+    numbers = config.merge(tiny_vbpc(), {"coreset": {"steps": 1, "lr": 1e-9}})
+    runs = [
+        SimpleNamespace(kind="coreset", key=key, stage=stage, config=config.read(VBPC.config, numbers, "m"))
+        for key in "ab"
+    ]
+    here, there = (coreset_sheets.start(run, data, Seed(3)) for run in runs)  # type: ignore[arg-type]
+    fitted = stage.fit_one(data, {}, runs[0].config, rng=Seed(3).fold("coreset", "a").fold(0, 0), report=Silent())
+    assert np.abs(fitted.tensors["raw"].numpy() - here).max() < 1e-6 < np.abs(here - there).max()
+
+
+def test_a_grey_sheet_is_within_half_a_level_of_its_images() -> None:
+    images = np.linspace(0, 1, 3 * 784, dtype=np.float32).reshape(3, 1, 28, 28)
+    picture = Image.open(BytesIO(coreset_sheets.grey(images, np.array([0, 1, 2]))))
+    shown = np.asarray(picture.convert("L"))[::2, ::2][: 3 * 29, :28].reshape(3, 29, 28)[:, :28]
+    assert np.abs(shown / 255 - images[:, 0]).max() <= 0.5 / 15 + 0.002 and len(np.unique(shown)) == 16

@@ -17,6 +17,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
 from bdl_pipe.sgmcmc.sampler import NetworkChains
+from bdl_pipe.training.snapshots import snapshot
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
@@ -173,6 +174,93 @@ def test_a_chain_starts_from_a_trajectory_or_from_the_prior():
         started(target={"network": {"hidden": [3]}})
 
 
+BATCH_NORM = {"network": {"name": "convnet", "width": 4, "blocks": 1, "norm": "batch"}}
+FROZEN = {"target": BATCH_NORM | {"batch_norm": "frozen"}}
+
+
+def walked(spec: NetworkSpec, seed: int) -> State:
+    """A trajectory of two snapshots, whose batch norms have seen other images each."""
+    network, states = spec.build(Seed(seed)), []
+    for number in range(2):
+        network(2 + torch.randn(40, *spec.input_shape, generator=Seed(seed).fold(str(number)).generator()))
+        states.append({name: value.clone() for name, value in network.state_dict().items()})
+    return NetworkDraws.of(spec, states).state()
+
+
+def log_joint(network: torch.nn.Module, x: torch.Tensor, y: torch.Tensor, precision: float) -> float:
+    """Σ log softmax(f(x))_y − λ/2 ‖θ‖² in float64."""
+    chosen = network.double()(x.double()).log_softmax(1).gather(1, y[:, None]).sum()
+    prior = sum(float(p.detach().square().sum()) for p in network.parameters())
+    return float(chosen.detach()) - precision / 2 * prior
+
+
+def test_a_chain_with_frozen_batch_norm_samples_a_product_over_rows() -> None:
+    """Its density is the log joint, row by row, of the trajectory's last network in evaluation mode.
+
+    Told apart: the statistics of the batch (training mode), of the first snapshot, and of another chain's network.
+    """
+    data, config = DATA["classification"], cases.settings(**FROZEN, sampler={"batch": None})
+    spec, (x, y) = config.target.spec(data), data.tensors("train")
+    first, other = walked(spec, 1), walked(spec, 2)
+    target = NetworkChains([data], config.target, config.sampler, [Seed(0)], 0).target
+    target.freeze(snapshot(first, -1))
+    at = target.network.flat(snapshot(first, -1))[None]
+    value, gradient = target.whole()(at)
+
+    def of(statistics: State, number: int = -1, train: bool = False) -> float:
+        network, own = spec.build(Seed(0)).train(train), snapshot(first, -1)
+        parameters = {name: own[name] for name, _ in network.named_parameters()}
+        network.load_state_dict(snapshot(statistics, number) | parameters)
+        prior = log_joint(network, x[:0], y[:0], config.target.prior_precision) if not train else 0.0
+        rows = [(x, y)] if train else [(x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
+        whole = [log_joint(network, *row, config.target.prior_precision) - prior for row in rows]
+        return sum(whole) + prior
+
+    assert float(value) == pytest.approx(of(first), rel=1e-5)
+    for wrong in (of(first, train=True), of(first, 0), of(other)):
+        assert abs(wrong / float(value) - 1) > 1e-3
+    step = 1e-3 * gradient / gradient.norm()
+    rise = float(target.whole()(at + step)[0] - target.whole()(at - step)[0])
+    assert rise == pytest.approx(2e-3 * float(gradient.norm()), rel=0.02)
+    parts = [torch.arange(i, len(x), 3) for i in range(3)]  # minibatches of 20 rows: an unbiased gradient
+    mean = torch.stack([target.density([part])(at)[1] for part in parts]).mean(0)
+    torch.testing.assert_close(mean, gradient, rtol=1e-4, atol=1e-3)
+
+
+def test_draws_keep_the_frozen_statistics_of_their_own_trajectory_after_a_stop_too() -> None:
+    thinning = {"steps": 60, "burn_in": 20, "every": 20}
+    data, config = [DATA["classification"]] * 2, cases.settings(**FROZEN, thinning=thinning)
+    spec = config.target.spec(data[0])
+    starts = [walked(spec, 1), walked(spec, 2)]
+
+    def run(report: Report) -> list[State]:
+        inputs = [{"trajectory": [start]} for start in starts]
+        return method.teacher(data, inputs, config, rngs=[Seed(0), Seed(1)], report=report)
+
+    states = run(Silent())
+    assert all(same_bits(a, b) for a, b in zip(states, resumed(run, from_step=110), strict=True))
+    for state, start in zip(states, starts, strict=True):
+        last = snapshot(start, -1)
+        for name, value in state.tensors.items():
+            kept = name.endswith(("running_mean", "running_var", "num_batches_tracked"))
+            assert all(torch.equal(draw, last[name]) == kept for draw in value), name
+    assert not torch.equal(*(state.tensors["trunk.1.running_mean"][0] for state in states))
+    assert len(method.average(states, 4).weights["trunk.1.running_var"]) == 4  # two draws of each
+
+
+def test_frozen_batch_norm_needs_a_batch_norm_with_running_statistics_and_a_trajectory() -> None:
+    for network in ({"name": "mlp", "hidden": [4]}, BATCH_NORM["network"] | {"norm": "batch_stats"}):
+        with pytest.raises(ConfigError, match=r"^target.batch_norm must be refused: the network has no batch norm"):
+            target = cases.settings(target={"network": network, "batch_norm": "frozen"}).target
+            target.spec(DATA["classification"])
+    with pytest.raises(
+        ConfigError, match=r"^input must be a trajectory: target.batch_norm is frozen, got 'the data alone'$"
+    ):
+        fit("classification", **FROZEN)
+    with pytest.raises(ConfigError, match=r"^target.network.norm must be .*, or target.batch_norm must be frozen"):
+        fit("classification", target=BATCH_NORM)
+
+
 @pytest.mark.parametrize(
     ("sampler", "error"),
     [
@@ -188,8 +276,6 @@ def test_a_chain_starts_from_a_trajectory_or_from_the_prior():
 def test_the_error_of_an_invalid_sampler_names_its_key(sampler, error):
     with pytest.raises(ConfigError, match=error):
         cases.settings(sampler=sampler)
-    with pytest.raises(ConfigError, match="norm"):  # a norm that ties rows
-        fit("classification", target={"network": {"name": "convnet", "width": 4, "blocks": 1, "norm": "batch"}})
 
 
 @tasks

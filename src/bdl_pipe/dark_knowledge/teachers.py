@@ -72,6 +72,8 @@ class OnlineConfig:
 
     def __post_init__(self) -> None:
         require(self.burn_in >= 0, "burn_in", "must be >= 0", self.burn_in)
+        rule, batch_norm = "must be refused: online chains start without a trajectory", self.target.batch_norm
+        require(batch_norm == "refused", "target.batch_norm", rule, batch_norm)
         require(self.chains > 0, "chains", "must be > 0", self.chains)
         require(self.chain_steps > 0, "chain_steps", "must be > 0", self.chain_steps)
         share = self.average is None or 0 < self.average <= 1

@@ -6,10 +6,10 @@ draws, each parameter [draw, ...], and the network's spec. Student: the predicti
 of all chains (Korattikara et al. 2015, eq. 2), thinned evenly to at most ``student.max_draws``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -76,15 +76,20 @@ def teacher(
 ) -> list[State]:
     """Run one chain for each of ``data``; chains of the same noise precision run as a batch.
 
-    Chains resume exactly, since every random number is addressed by its step and its chain.
+    Chains resume exactly, since every random number is addressed by its step and its chain. Frozen statistics of batch
+    norms are part of each draw, and such chains run one after another.
 
     Raises:
         ConfigError: see :meth:`TargetConfig.spec`; or the trajectory has another network.
         Diverged: a chain became NaN or infinite.
     """
+    validate_sources(config, inputs[0])
     precisions = [config.target.precision(each) for each in data]
     targets = [replace(config.target, noise_precision=precision) for precision in precisions]
-    groups = [[i for i, other in enumerate(precisions) if other == p] for p in dict.fromkeys(precisions)]
+    if frozen := config.target.batch_norm == "frozen":  # each chain has its own network, with its own statistics
+        groups = [[i] for i in range(len(data))]
+    else:
+        groups = [[i for i, other in enumerate(precisions) if other == p] for p in dict.fromkeys(precisions)]
     last, steps = report.load(), config.thinning.steps
     first = 0 if last is None else int(last.config["phase"].removeprefix(_PHASE))
     ended = {} if last is None else under(_ENDED, last.tensors)  # draws and noise of the chains of finished groups
@@ -92,6 +97,8 @@ def teacher(
         some, addresses = [data[i] for i in members], [rngs[i] for i in members]
         chains = NetworkChains(some, targets[members[0]], config.sampler, addresses, config.thinning.burn_in)
         starts = _starts([inputs[i] for i in members], chains.target)
+        if frozen:
+            chains.target.freeze(snapshot(inputs[number]["trajectory"][0], -1))
         carried = {_ENDED + name: value for name, value in ended.items()}
         draws = kept_draws(
             partial(chains.begin, starts),
@@ -109,10 +116,24 @@ def teacher(
     states = []
     for i, each in enumerate(data):
         spec = targets[i].spec(each)
-        state = NetworkDraws(spec, FlatNetwork(spec.build(Seed(0))).named(ended[f"draws.{i}"])).state()
+        named = FlatNetwork(spec.build(Seed(0))).named(ended[f"draws.{i}"])
+        if frozen:
+            count, start = len(ended[f"draws.{i}"]), snapshot(inputs[i]["trajectory"][0], -1)
+            named |= {name: value.expand(count, *value.shape) for name, value in start.items() if name not in named}
+        state = NetworkDraws(spec, named).state()
         mean, worst = ended[f"noise.{i}"].tolist()
         states.append(State(state.tensors, {**state.config, "noise_mean": mean, "noise_worst": worst}))
     return states
+
+
+def validate_sources(config: SgmcmcConfig, sources: Mapping[Any, Any]) -> None:
+    """Check that chains with frozen batch norms start at a trajectory, which has the statistics.
+
+    Raises:
+        ConfigError: they do not.
+    """
+    rule = "must be a trajectory: target.batch_norm is frozen"
+    require(config.target.batch_norm == "refused" or bool(sources.get("trajectory")), "input", rule, "the data alone")
 
 
 def _likelihood(chains: NetworkChains) -> dict[str, float]:
@@ -221,7 +242,11 @@ SGMCMC = Method(
     tasks=("classification", "regression"),
     stages={
         "teacher": StageSpec(
-            fit_many=teacher, needs={"trajectory": "cyclic"}, input_optional=True, summarise=summarise
+            fit_many=teacher,
+            needs={"trajectory": "cyclic"},
+            input_optional=True,
+            summarise=summarise,
+            validate_sources=validate_sources,
         ),
         "student": StageSpec(student, needs={"teacher": "all"}, random=False, in_driver=True),
     },

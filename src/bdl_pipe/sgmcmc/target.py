@@ -8,9 +8,9 @@
 (Korattikara et al. 2015, eqs. 1, 6 and 9.) The sum over a minibatch is multiplied by N/M.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, Literal, final
 
 import numpy as np
 import torch
@@ -25,6 +25,7 @@ from ..errors import ConfigError, require, require_positive
 from ..networks import NetworkConfig
 from ..networks.convnet import BatchStatistics
 from ..networks.flat import FlatNetwork
+from ..networks.normalisation import has_batch_norm
 from ..posterior import Likelihood, NetworkSpec
 from ..seeds import Seed
 from ..training.likelihood import NoiseOf
@@ -42,6 +43,9 @@ class TargetConfig:
 
     Attributes:
         network: the teacher's architecture; its norm must not make rows of a batch depend on each other.
+        batch_norm: ``refused``, or ``frozen``: each batch norm has the running statistics of the trajectory's last
+            weights, in the chain and in its draws. Its scales and shifts are sampled. The likelihood is then a product
+            over rows, of a network whose normalisation does not follow its weights.
         prior_precision: λ of the prior N(0, I/λ) over all weights and biases.
         noise_precision: λ_n of regression targets in standardised units; not used for classes. null: the inverse of the
             residual variance of the training targets, at most 100. The residuals come from a linear model
@@ -55,6 +59,7 @@ class TargetConfig:
     prior_precision: float
     noise_precision: float | None
     noise: NoiseOf = field(default="one", metadata=LATER)
+    batch_norm: Literal["refused", "frozen"] = field(default="refused", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_positive(self, "prior_precision", or_null=("noise_precision",))
@@ -73,9 +78,13 @@ class TargetConfig:
         network = spec.build(Seed(0))
         dropout = max((module.p for module in network.modules() if isinstance(module, nn.Dropout)), default=0.0)
         require(dropout == 0, "target.network.dropout", "must be 0: the likelihood has no masks", dropout)
-        if not factorises(network):
+        frozen = self.batch_norm == "frozen"
+        rule = "must be refused: the network has no batch norm with running statistics"
+        require(not frozen or has_batch_norm(network), "target.batch_norm", rule, self.batch_norm)
+        if not factorises(network, frozen=frozen):
             key = "norm" if hasattr(self.network, "norm") else "name"
             rule = "must be instance, group or none" if key == "norm" else "must be of a network without batch norm"
+            rule += ", or target.batch_norm must be frozen" if has_batch_norm(network) else ""
             raise ConfigError(f"target.network.{key}", f"{rule}: the likelihood of a row must not depend on its batch")
         return spec
 
@@ -127,8 +136,13 @@ class NetworkTarget:
         """
         self.spec, self.prior_precision, self._rows = spec, prior_precision, list(rows)
         self.rows, self.device = len(rows[0]), rows[0].device
-        self.network = FlatNetwork(spec.build(Seed(0)).to(self.device))
+        self.network = FlatNetwork(spec.build(Seed(0)).to(self.device).eval())
         self.log_likelihood = torch.zeros(len(rows))
+
+    def freeze(self, weights: Mapping[str, Tensor]) -> None:
+        """Give each batch norm the running statistics of a network's ``state_dict``."""
+        for name, value in self.network.network.named_buffers():
+            value.copy_(weights[name])
 
     def start(self, rngs: Sequence[Seed]) -> Positions:
         """Return newly initialised weights, one chain for each address."""
@@ -194,10 +208,11 @@ def row_log_likelihood(
     return -(targets - outputs).square().sum(-1) / (2 * spec.one_noise)
 
 
-def factorises(network: nn.Module) -> bool:
+def factorises(network: nn.Module, *, frozen: bool = False) -> bool:
     """Return whether p(y | x, θ) of a row is independent of the other rows of its batch.
 
-    This holds if no layer normalises over rows.
+    This holds if no layer normalises over rows. With ``frozen``, a layer with running statistics normalises by them.
     """
     norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
-    return not any(isinstance(module, norms) for module in network.modules())
+    tied = [module for module in network.modules() if isinstance(module, norms)]
+    return all(frozen and getattr(module, "track_running_stats", False) for module in tied)

@@ -41,7 +41,7 @@ class Counterpart:
         setting: the setting of our runs of the method; empty for any setting.
         scores: the paper's metric -> the OOD score of this method, if it is not the usual score.
         note: the differences between the two methods; shown below the table.
-        absent: the reason that we have no such method, or no run of it on data at hand; ``--missing`` prints it.
+        absent: the reason that we have no such method; ``--missing`` prints it.
     """
 
     method: str | None
@@ -80,6 +80,7 @@ class Names:
         transfers: the paper's name -> ours, for other labelled test sets; they are scored like the test rows.
         stand_ins: table, or ``all`` for tables without an entry -> a set that we do not have -> our set that replaces
             it, on a separate page.
+        stand_in_notes: our set -> what it is beside the set that it replaces, and the limits of its page.
         default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
         default_run_note: the limits of a page of such runs, on the paper's data or on a stand-in.
         settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that also count for it.
@@ -95,6 +96,7 @@ class Names:
     shares: dict[str, str] = field(default_factory=dict)
     transfers: dict[str, str] = field(default_factory=dict)
     stand_ins: dict[str, dict[str, str]] = field(default_factory=dict)
+    stand_in_notes: dict[str, str] = field(default_factory=dict)
     default_run: tuple[str, ...] = ()
     default_run_note: str = ""
     settings: dict[str, tuple[str, ...]] = field(default_factory=dict)

@@ -170,9 +170,13 @@ class Comparison:
         return [f"ours − paper (in combined standard errors; {marked})", *verdicts]
 
     def remarks(self) -> list[str]:
-        """List the lines below the table: the agreement, and the differences between our methods and the paper's."""
+        """List the lines below the table: the agreement, and the differences between our methods and the paper's.
+
+        On a stand-in no value is compared.
+        """
         notes = self.table.notes(self.dataset).items()
-        return [*self.agreement(), *(f"{', '.join(methods)}: {note}" for note, methods in notes)]
+        agreement = [f"ours are of {self.stand_in}: its page compares orders"] if self.stand_in else self.agreement()
+        return [*agreement, *(f"{', '.join(methods)}: {note}" for note, methods in notes)]
 
     def comma_separated(self) -> str:
         """Return the comparison as CSV: one row for each figure, in full precision and in the paper's unit."""

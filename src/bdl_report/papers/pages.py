@@ -126,7 +126,8 @@ def _limits(comparison: Comparison) -> list[str]:
         if line.ran and line.run:
             runs.setdefault(line.run, []).append(name)
     points += [f"{run} stands for each of {', '.join(names)}" for run, names in runs.items() if len(names) > 1]
-    points += [table.names.default_run_note] if comparison.kind != "protocol" and table.names.default_run_note else []
+    note = table.names.stand_in_notes.get(comparison.stand_in, table.names.default_run_note)
+    points += [note] if comparison.kind != "protocol" and note else []
     return points + [f"{', '.join(methods)}: {note}" for note, methods in table.notes(dataset).items()]
 
 

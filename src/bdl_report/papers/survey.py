@@ -1,7 +1,8 @@
 """Count the printed cells that we have made, the cells that can be made here and how, and the other cells' needs.
 
 A cell is made if a page's CSV file has it, so a fresh clone counts the cells of its pages. A cell can be made here if
-its data set, or its stand-in, is in ``AT_HAND``, and a params file that needs no GPU has a run of its method.
+its data set is in ``AT_HAND``, or its stand-in is there or has a note, and a params file that needs no GPU has a run of
+its method.
 """
 
 import re
@@ -17,6 +18,7 @@ from . import PaperTable, load, tables
 from .comparison import Ours
 from .stored import stored
 
+STAND_INS: Final = "-stand_ins"  # ends the name of a params file with a table's stand-ins
 # The sets of our results. Other sets are the user's files, or downloads: CIFAR, MNIST, SVHN, STL-10.
 _PAIRS: Final = frozenset({"fashion_digits", "fashion_digits-18k"})  # no params file has them as OOD sets
 AT_HAND: Final = _PAIRS | {"boston", "concrete", "digits", "fashion_mnist", "mnist5k", "noise", "wine"}
@@ -86,6 +88,7 @@ def sources(params: Path, folder: Path, read: Callable[[Path], Mapping[str, Any]
         sources.append(_source(path, read(path), f"python -m pipeline apply {path}, then repro and paper all"))
     for path in sorted((folder / "paper").glob("*.yaml")):
         command = "python -m pipeline paper {table} --dataset '{dataset}'"
+        command += " --stand-in" if path.stem.endswith(STAND_INS) else ""
         sources.append(_source(path, read(path), command, path.stem))
     return sources
 
@@ -126,8 +129,9 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
     theirs = table.names.methods[method]
     if theirs.method is None:
         missing.needs[f"a method that is not built here ({method}: {theirs.absent or theirs.note})"] += 1
-    elif of is None or of.names.datasets[dataset] not in AT_HAND:
-        missing.needs[f"the data of {dataset}"] += 1
+    elif of is None or of.names.datasets[dataset] not in AT_HAND | of.names.stand_in_notes.keys():
+        own = of is None and dataset in table.names.stand_ins.get("all", {})
+        missing.needs[f"the data of {dataset}" + " (the table prints its stand-in, too)" * own] += 1
     elif (where := of.quantity(metric, method)).set in ("ood", "transfer") and where.name not in AT_HAND - _PAIRS:
         missing.needs[f"the data of {metric.partition(':')[2]}"] += 1
     elif maker := _maker(of, dataset, method, known, at_hand=at_hand, gpu=gpu):
@@ -137,8 +141,7 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
         missing.runs.setdefault(command, set()).add(key)
         missing.says[command] = source.says
     else:
-        reason = f" ({method}: {theirs.absent})" if theirs.absent else ""
-        missing.needs["a GPU" if gpu else f"a run that no params file has{reason}"] += 1
+        missing.needs["a GPU" if gpu else "a run that no params file has"] += 1
 
 
 def _maker(
@@ -147,12 +150,13 @@ def _maker(
     """Return the first params file with a run for a method, and the run; None if this machine can run none.
 
     Args:
-        at_hand: whether the paper's data set is at hand. Otherwise ``table`` is on stand-ins, which its own params file
-            lacks.
+        at_hand: whether the paper's data set is at hand. Otherwise ``table`` is on stand-ins, which may have a params
+            file of their own.
         gpu: whether the table's own params file is for a GPU.
     """
     for source in known:
-        fits = at_hand and not gpu and source.only == table.source
+        own = table.source if at_hand else table.source + STAND_INS
+        fits = not gpu and source.only == own
         if fits if source.only else not at_hand or table.table in table.names.default_run:
             for run in source.runs:
                 if run.dataset == table.names.datasets[dataset] and run.stands_for(method, table):

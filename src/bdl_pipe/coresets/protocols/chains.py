@@ -5,23 +5,30 @@ as one batch, with any kernel of ``sgmcmc``. The predictive is (1/S) Σ_s p(y | 
 
 Kim et al. 2022 and 2023 evaluate their coresets in this way, at T = .01. Deviation: their code's prior is e^{−n̂λ‖θ‖},
 with a norm that is not squared; ours is a Gaussian. The class of a learned label is its largest entry.
+
+A batch norm normalises by the statistics of the step's rows, which are the whole coreset. So the density is a function
+of θ, as a chain needs, but no product over rows. A draw predicts with the statistics of the coreset, without
+augmentation, at its own weights.
 """
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.func import replace_all_batch_norm_modules_
 
 from ... import networks
-from ...artifacts import State
+from ...artifacts import State, stack, unstack
 from ...config import LATER, read
 from ...data.augment import AugmentConfig, augment
 from ...data.fitdata import FitData
 from ...data.size import CONVNET
 from ...errors import require, require_positive
 from ...method import Inputs, Method, StageSpec, Summary
-from ...networks.flat import check_norm, stateless
+from ...networks.flat import FlatNetwork
+from ...networks.normalisation import has_batch_norm, refresh_batch_norm
 from ...posterior import NetworkDraws, NetworkSpec
 from ...predictive import Categorical, mixture
 from ...progress import Report
@@ -69,7 +76,6 @@ class ChainsConfig:
 
     def __post_init__(self) -> None:
         check_scale(self.logit_scale)
-        check_norm(self.network, "network.norm")
         require_positive(self, "chains", "prior_precision", "temperature", or_null=("start_sd",))
         one = self.augmentation is None or not (isinstance(self.kernel, Kernel) and self.kernel.accepts)
         require(one, "augmentation", f"must be null for the kernel {self.kernel.name}, which compares values")
@@ -83,13 +89,14 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     another.
 
     Raises:
-        ConfigError: the network has running statistics, or :meth:`Coreset.for_fit` fails.
+        ConfigError: :meth:`Coreset.for_fit` fails.
         Diverged: a chain became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical")
-    network = stateless(spec.build(Seed(0)).to(data.device), "network.norm")
+    built = spec.build(Seed(0)).to(data.device)
+    network = FlatNetwork(replace_all_batch_norm_modules_(copy.deepcopy(built)))
     classes, rows = coreset.labels.argmax(1), len(coreset.images)
 
     def density_at(step: int) -> Density:
@@ -133,6 +140,8 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
 
     draws = kept_draws(begin, moves, config.thinning, schedule, report, device=data.device)
     weights = network.named(draws.transpose(0, 1).flatten(0, 1))
+    if has_batch_norm(built):
+        weights = _with_statistics(built, weights, coreset.images)
 
     def scaled_mixture(inputs: Tensor) -> Callable[[float], Tensor]:
         predictive = NetworkDraws(spec, weights).predict(inputs)
@@ -142,6 +151,16 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     factor = resolved(config.logit_scale, data, scaled_mixture)
     scaled = {k: factor * v if k.startswith("head.") else v for k, v in weights.items()}
     return noted(NetworkDraws(spec, scaled).state(), config.logit_scale, factor)
+
+
+def _with_statistics(network: nn.Module, weights: dict[str, Tensor], images: Tensor) -> dict[str, Tensor]:
+    """Return draws with the running statistics of all images at each draw's weights, as ``state_dict`` entries."""
+    draws = []
+    for draw in unstack(weights):
+        network.load_state_dict(draw, strict=False)
+        refresh_batch_norm(network, images, len(images))
+        draws.append({name: value.clone() for name, value in network.state_dict().items()})
+    return stack(draws)
 
 
 def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config: ChainsConfig) -> Summary:
