@@ -1,7 +1,9 @@
 """A fit that diverges is repeated at smaller rates, with the bits of a fit that has these rates from the start."""
 
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,3 +106,22 @@ def test_the_seeds_of_tables_are_fitted_together() -> None:
         assert [len(call.seeds) for call in calls] == sizes
         values = [float(fitted.tensors["x"]) for call in calls for fitted in call.states(Silent())]
         assert values == [0.5 * size for size in sizes for _ in range(size)]
+
+
+def test_bins_get_their_edges_from_the_training_rows_of_each_split(tiny: dict[str, FitData]) -> None:
+    """Validation rows and other splits' rows do not move an edge; splits with edges of their own are fitted apart."""
+    data = tiny["regression"]
+    network = {"name": "mlp", "hidden": [4], "bins": 4}
+    numbers = config.merge(CONFIGS["sgd", "regression"], {"network": {**network, "frequencies": []}})
+    binned = config.read(METHODS["sgd"].config, numbers, "sgd")
+    placed: Any = fitting.placed(binned, data)
+    source = data.search or data
+    rows = source.tensors("train")[0].double().numpy()
+    assert placed.network.edges[0] == pytest.approx(np.unique(np.quantile(rows[:, 0], np.linspace(0, 1, 5))))
+    assert fitting.placed(placed, replace(data, search=None)) is placed
+    seeds = [
+        fitting.SeedFit(f"data-{split}", {}, Seed(split), f"{split}-{seed}") for split in (0, 1) for seed in (0, 1)
+    ]
+    for one, sizes in ((binned, [2, 2]), (placed, [4])):
+        calls = fitting.grouped(METHODS["sgd"].stages["trajectory"], one, seeds, [data, data])
+        assert [len(call.seeds) for call in calls] == sizes

@@ -12,15 +12,21 @@ continues from its checkpoint, which records the attempt's number.
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, Final, TypeVar
+
+import numpy as np
+from torch import Tensor
 
 from . import config as configs
 from .artifacts import State
+from .data.examples import Examples
 from .data.fitdata import FitData
 from .errors import Diverged
 from .method import Fit, FitMany, Kind, Method, StageSpec, fan_in
 from .metrics.cost import clock
+from .networks import MlpConfig
 from .progress import Report, Silent
 from .seeds import Seed
 
@@ -31,6 +37,7 @@ RATE_SHARE: Final = "rate_share"  # key of the factor of the rates, in the confi
 _RATES: Final = frozenset({"lr", "label_lr", "step_size"})
 _ATTEMPT: Final = "attempt"
 _FACTORS: Final = ("value", "a", "rate")  # fields of schedules of step sizes
+_ROWS: Final = 20_000  # more training rows are thinned evenly to this number, before bins get their edges
 C = TypeVar("C")  # a frozen dataclass of hyperparameters
 FittedRuns = dict[str, tuple[list[State], float]]  # :func:`address` of a run -> its seeds' states, and its seconds
 
@@ -98,6 +105,7 @@ class Fits:
             Diverged: the fit diverged.
         """
         fit: Any = self.fit
+        config = placed(config, self.seeds[0].data)
         data, inputs, rngs = ([getattr(seed, name) for seed in self.seeds] for name in ("data", "inputs", "rng"))
         if len(self.seeds) > 1:
             several: list[State] = fit(data, inputs, config, rngs=rngs, report=report)
@@ -133,8 +141,39 @@ def grouped(stage: StageSpec, config: object, seeds: Sequence[SeedFit], data: It
     """
     alike = all("student" not in seed.inputs for seed in seeds) and all(len(rows.input_shape) == 1 for rows in data)
     size = GROUP_SIZE if stage.fit_many is not None and alike else 1
-    parts = [tuple(seeds[start : start + size]) for start in range(0, len(seeds), size)]
+    apart = [list(some) for _, some in groupby(seeds, _split)] if needs_rows(config) else [seeds]  # each split's edges
+    parts = [tuple(some[start : start + size]) for some in apart for start in range(0, len(some), size)]
     return [Fits(stage.fit_many if len(part) > 1 else stage.fit_one, config, part) for part in parts]  # type: ignore[arg-type]
+
+
+def _split(seed: SeedFit) -> str:
+    return seed.name.partition("-")[0]
+
+
+def needs_rows(config: object) -> bool:
+    """Return True if a network of a method's config has values that a fit computes from its training rows."""
+    if isinstance(config, MlpConfig):
+        return config.needs_rows
+    return dataclasses.is_dataclass(config) and any(
+        needs_rows(getattr(config, f.name)) for f in dataclasses.fields(config)
+    )
+
+
+def placed(config: C, data: FitData) -> C:
+    """Return the config with these values computed, from at most 20,000 training rows without validation rows."""
+    if not needs_rows(config):
+        return config
+    source = data.search or data
+    chosen = np.unique(np.linspace(0, len(source.train) - 1, _ROWS).round().astype(int))
+    some = Examples(source.train.inputs[chosen], source.train.targets[chosen])
+    return _with_edges(config, replace(source, train=some).tensors("train")[0])
+
+
+def _with_edges(config: Any, rows: Tensor) -> Any:
+    if isinstance(config, MlpConfig):
+        return config.with_edges(rows) if config.needs_rows else config
+    within = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    return replace(config, **{name: _with_edges(of, rows) for name, of in within.items() if needs_rows(of)})
 
 
 def fit_runs(
@@ -215,10 +254,10 @@ def slower(config: C, share: float) -> C:
             changes[field.name] = value * share
         elif field.name in _RATES and value is not None:
             (name,) = (name for name in _FACTORS if hasattr(value, name))
-            changes[field.name] = dataclasses.replace(value, **{name: getattr(value, name) * share})
+            changes[field.name] = replace(value, **{name: getattr(value, name) * share})
         elif (smaller := slower(value, share)) != value:
             changes[field.name] = smaller
-    return dataclasses.replace(config, **changes) if changes else config
+    return replace(config, **changes) if changes else config
 
 
 class _Attempt(Report):

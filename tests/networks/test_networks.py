@@ -5,12 +5,14 @@ import dataclasses
 import math
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import (
     ConvNetConfig,
     MlpConfig,
@@ -22,7 +24,7 @@ from bdl_pipe.networks import (
 )
 from bdl_pipe.networks.convnet import BatchStatistics
 from bdl_pipe.networks.flat import FlatNetwork
-from bdl_pipe.networks.mlp import Periodic
+from bdl_pipe.networks.mlp import Periodic, PiecewiseLinear
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.seeds import Seed
 
@@ -211,6 +213,41 @@ def test_inputs_that_are_not_encoded_stay_as_they_are_and_lose_no_function() -> 
     some.load_state_dict(state)
     rows[:, 2] = 0
     assert torch.allclose(some(rows), every(rows), rtol=0, atol=1e-5)
+
+
+def test_the_piecewise_linear_encoding_matches_its_formula() -> None:
+    """Equation 1 of Gorishniy et al. 2022, where the first and the last bin do not extrapolate."""
+    edges, rows = (
+        ((-1.0, 0.5, 2.0), (), (0.0, 0.25, 1.0)),
+        torch.tensor([[-3.0, 1, 0.5], [0.0, 0, -2.0], [9.0, 1, 1.0]]),
+    )
+    expected = [
+        [
+            x
+            for each, number in zip(edges, row, strict=True)
+            for x in [bin_share(number, a, b) for a, b in pairwise(each)]
+        ]
+        for row in rows.tolist()
+    ]
+    encoded = PiecewiseLinear(edges, range(3))(rows)
+    assert encoded[:, :3].equal(rows)
+    assert encoded[:, 3:].tolist() == [pytest.approx(numbers) for numbers in expected]
+
+
+def bin_share(number: float, start: float, end: float) -> float:
+    return 0.0 if number < start else 1.0 if number > end else (number - start) / (end - start)
+
+
+def test_edges_are_quantiles_of_the_rows_and_a_truth_value_has_none() -> None:
+    rows = torch.randn(50, 3, generator=Seed(3).generator())
+    rows[:, 1] = (rows[:, 1] > 0).float()
+    rows[:, 2] = rows[:, 2].round()
+    config = MlpConfig("mlp", (4,), bins=8).with_edges(rows)
+    assert config.edges[0] == pytest.approx(np.quantile(rows[:, 0].double().numpy(), np.linspace(0, 1, 9)))
+    assert (config.edges[1], list(config.edges[2])) == ((), np.unique(rows[:, 2].numpy()).tolist())
+    assert build(config, (3,), 2, rng=Seed(0))(rows).shape == (50, 2)
+    with pytest.raises(ConfigError, match="edges must come from a fit"):
+        build(MlpConfig("mlp", (4,), bins=8), (3,), 2, rng=Seed(0))
 
 
 def test_mish_matches_its_formula() -> None:

@@ -11,7 +11,7 @@ from torch.func import functional_call, vmap
 from ..errors import ConfigError, require
 from . import NetworkConfig
 from .base import Network
-from .mlp import Periodic
+from .mlp import Periodic, PiecewiseLinear
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # up to this many images, a CPU is faster with all draws of a convolutional network at once
@@ -126,7 +126,7 @@ def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:
         return None
     flatten, *trunk = network.trunk
     layers = [*((f"trunk.{i}", layer) for i, layer in enumerate(trunk, 1)), ("head", network.head)]
-    after = layers[1:] if isinstance(layers[0][1], Periodic) else layers
+    after = layers[1:] if isinstance(layers[0][1], (Periodic, PiecewiseLinear)) else layers
     linear = all(type(layer) is nn.Linear and layer.bias is not None for _, layer in after[::2])
     elementwise = all(isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Mish, nn.SiLU)) for _, layer in after[1::2])
     return dict(layers) if type(flatten) is nn.Flatten and linear and elementwise else None

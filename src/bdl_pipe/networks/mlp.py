@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Final, Literal, final
 
 import torch
@@ -36,6 +37,9 @@ class MlpConfig:
         frequencies: the frequencies of the periodic encoding of a table's numbers (:class:`Periodic`), in cycles per
             unit. Empty means no encoding.
         encoded: the indices of the inputs that are encoded. Empty means all.
+        bins: the most bins of the piecewise linear encoding of a table's numbers (:class:`PiecewiseLinear`). 0 means no
+            such encoding.
+        edges: the edges of the bins of each encoded input, which a fit computes from its training rows. Leave it empty.
     """
 
     name: Literal["mlp"]
@@ -44,15 +48,39 @@ class MlpConfig:
     dropout: float = 0.0
     frequencies: tuple[float, ...] = field(default=(), metadata=LATER)
     encoded: tuple[int, ...] = field(default=(), metadata=LATER)
+    bins: int = field(default=0, metadata=LATER)
+    edges: tuple[tuple[float, ...], ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         require(bool(self.hidden) and min(self.hidden) > 0, "hidden", "must list widths > 0", list(self.hidden))
         require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
         positive = all(frequency > 0 for frequency in self.frequencies)
         require(positive, "frequencies", "must be > 0", list(self.frequencies))
-        rule = "must be indices of inputs, each once, and needs frequencies"
+        require(self.bins == 0 or self.bins > 1, "bins", "must be 0 or at least 2", self.bins)
+        require(not (self.bins and self.frequencies), "bins", "must be 0 with frequencies", self.bins)
+        rule = "must be indices of inputs, each once, and needs frequencies or bins"
         ordered = len(set(self.encoded)) == len(self.encoded) and all(index >= 0 for index in self.encoded)
-        require(ordered and (not self.encoded or bool(self.frequencies)), "encoded", rule, list(self.encoded))
+        used = bool(self.frequencies) or self.bins > 0
+        require(ordered and (not self.encoded or used), "encoded", rule, list(self.encoded))
+
+    @property
+    def needs_rows(self) -> bool:
+        """Return True if the edges of bins are still to be computed from training rows."""
+        return self.bins > 0 and not self.edges
+
+    def with_edges(self, rows: Float[Tensor, "row feature"]) -> "MlpConfig":
+        """Return the config with the edges of bins: quantiles of the training rows, each value once.
+
+        An input with at most two values has no bins: one would be a multiple of the input, but for a constant.
+        """
+        rows = rows.flatten(1).double()
+        levels = torch.linspace(0, 1, self.bins + 1, dtype=torch.float64)
+        edges = list[tuple[float, ...]]()
+        for index in self.encoded or range(rows.shape[1]):
+            require(index < rows.shape[1], "encoded", f"must be indices of the {rows.shape[1]} inputs", index)
+            found = rows[:, index].quantile(levels).unique().tolist()
+            edges.append(tuple(found) if len(found) > 2 else ())
+        return replace(self, edges=tuple(edges))
 
 
 def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.Generator) -> tuple[nn.Module, int]:
@@ -68,6 +96,12 @@ def mlp_trunk(config: MlpConfig, input_shape: tuple[int, ...], generator: torch.
         require(max(config.encoded, default=0) < width, "encoded", rule, list(config.encoded))
         layers.append(Periodic(config.frequencies, config.encoded))
         width += 2 * len(config.frequencies) * (len(config.encoded) or width)
+    if config.bins:
+        rule = "must come from a fit, which computes them from its training rows, before a network with bins is built"
+        require(bool(config.edges), "edges", rule, list(config.edges))
+        bins = PiecewiseLinear(config.edges, config.encoded or range(width))
+        layers.append(bins)
+        width += bins.added
     for hidden in config.hidden:
         layers += [he_normal(skip_init(nn.Linear, width, hidden), generator)]
         layers.append(_ACTIVATIONS[config.activation]())
@@ -111,3 +145,35 @@ class Periodic(nn.Module):
             return torch.cat([inputs[..., None], angles.sin(), angles.cos() - 1], dim=-1).flatten(-2)
         angles = inputs.index_select(-1, self._encoded)[..., None] * self._angular
         return torch.cat([inputs, torch.cat([angles.sin(), angles.cos() - 1], dim=-1).flatten(-2)], dim=-1)
+
+
+@final
+class PiecewiseLinear(nn.Module):
+    """The piecewise linear encoding of rows: the inputs, and for each bin of a number the part of it below the number.
+
+    Gorishniy, Rubachev & Babenko 2022, "On Embeddings for Numerical Features in Tabular Deep Learning", equation 1,
+    with edges at quantiles of the training rows (section 3.2.1): the feature of the bin from a to b is 0 below a, 1
+    above b and (x − a)/(b − a) between. Deviations: the inputs themselves are features, too, so the first and the last
+    bin do not extrapolate, and an outlier does not become large in a narrow bin.
+
+    Attributes:
+        added: the number of features beside the inputs.
+    """
+
+    def __init__(self, edges: Sequence[Sequence[float]], encoded: Sequence[int]) -> None:
+        """Create the encoding of the inputs ``encoded``, with increasing ``edges`` for each; none for no bins."""
+        super().__init__()
+        starts = [start for of_one in edges for start in of_one[:-1]]
+        widths = [end - start for of_one in edges for start, end in pairwise(of_one)]
+        places = [index for index, of_one in zip(encoded, edges, strict=True) for _ in of_one[1:]]
+        self.added = len(places)
+        self._starts: Tensor
+        self._widths: Tensor
+        self._places: Tensor
+        self.register_buffer("_starts", torch.tensor(starts), persistent=False)
+        self.register_buffer("_widths", torch.tensor(widths), persistent=False)
+        self.register_buffer("_places", torch.tensor(places, dtype=torch.int64), persistent=False)
+
+    def forward(self, inputs: Float[Tensor, "*draw row feature"]) -> Float[Tensor, "*draw row encoded"]:
+        parts = (inputs.index_select(-1, self._places) - self._starts) / self._widths
+        return torch.cat([inputs, parts.clamp(0, 1)], dim=-1)
