@@ -56,7 +56,7 @@ class MlpConfig:
         require(0 <= self.dropout < 1, "dropout", "must be in [0, 1)", self.dropout)
         positive = all(frequency > 0 for frequency in self.frequencies)
         require(positive, "frequencies", "must be > 0", list(self.frequencies))
-        require(self.bins == 0 or self.bins > 1, "bins", "must be 0 or at least 2", self.bins)
+        require(self.bins == 0 or self.bins > 1, "bins", "must be 0 or > 1", self.bins)
         require(not (self.bins and self.frequencies), "bins", "must be 0 with frequencies", self.bins)
         rule = "must be indices of inputs, each once, and needs frequencies or bins"
         ordered = len(set(self.encoded)) == len(self.encoded) and all(index >= 0 for index in self.encoded)
