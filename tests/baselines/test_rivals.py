@@ -164,7 +164,7 @@ def test_classes_that_no_fold_can_score_are_refused_by_the_rule_that_they_break(
         train = Examples(x[: len(labels)], np.array(labels), units)
         return fitted(replace(data, train=train)).state().config["classes"]  # type: ignore[return-value]
 
-    with pytest.raises(DataError, match=r"^boosting: some class must have two training rows, got one row of each of 3$"):
+    with pytest.raises(DataError, match=r"^boosting: some class must have two training rows, got one row of each of 3"):
         trained([0, 1, 2])
     assert trained([0, 1, 1]) == [0, 1]
     with pytest.raises(DataError, match=r"^split_by: no fold of the training rows can be scored"):
