@@ -1,7 +1,7 @@
 """A fit that diverges is repeated at smaller rates, with the bits of a fit that has these rates from the start."""
 
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged
 from bdl_pipe.fitting import retried
 from bdl_pipe.method import StageSpec
+from bdl_pipe.networks import register_network
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
@@ -125,3 +126,39 @@ def test_bins_get_their_edges_from_the_training_rows_of_each_split(tiny: dict[st
     for one, sizes in ((binned, [2, 2]), (placed, [4])):
         calls = fitting.grouped(METHODS["sgd"].stages["trajectory"], one, seeds, [data, data])
         assert [len(call.seeds) for call in calls] == sizes
+
+
+@dataclass(frozen=True)
+class Ranged:
+    """A network as a plugin may have it: its trunk divides inputs by their range in the training rows."""
+
+    name: Literal["ranged"]
+    ranges: tuple[float, ...] = ()
+
+    @property
+    def needs_rows(self) -> bool:
+        return not self.ranges
+
+    def with_rows(self, rows: torch.Tensor) -> "Ranged":
+        return replace(self, ranges=tuple((rows.amax(0) - rows.amin(0)).tolist()))
+
+
+def test_a_network_of_a_plugin_computes_values_from_the_training_rows(
+    tiny: dict[str, FitData], forgotten_plugins: None
+) -> None:
+    """The range comes to the trunk that a fit builds, and to the posterior's config, by the protocol alone."""
+
+    def trunk(config: Ranged, shape: tuple[int, ...], generator: torch.Generator) -> tuple[torch.nn.Module, int]:
+        scale = torch.nn.Linear(shape[0], shape[0], bias=False)
+        scale.weight.data = torch.diag(1 / torch.tensor(config.ranges))
+        return scale, shape[0]
+
+    register_network(Ranged, trunk)
+    data = tiny["regression"]
+    numbers = {**CONFIGS["sgd", "regression"], "network": {"name": "ranged"}}
+    stage, sgd = METHODS["sgd"].stages["trajectory"], config.read(METHODS["sgd"].config, numbers, "sgd")
+    (fits,) = fitting.grouped(stage, sgd, fitting.seeds_of(stage, data, {}, Seed(0)), [data])
+    (fitted,) = fits.states(Silent())
+    rows = data.tensors("train")[0]
+    spec: Any = fitted.config["spec"]
+    assert spec["network"]["ranges"] == pytest.approx((rows.amax(0) - rows.amin(0)).tolist())

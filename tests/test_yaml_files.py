@@ -34,6 +34,7 @@ UNREADABLE: dict[str, tuple[Callable[[Path], Path], str]] = {
     "a control character": (lambda path: damaged(path, b"seed: \x1b0"), "is not YAML: "),
     "a thousand levels": (lambda path: damaged(path, b"seed: " + b"[" * 5000 + b"]" * 5000), "is nested too deep"),
     "sections a thousand levels": (lambda path: damaged(path, b"{a: " * 5000 + b"}" * 5000), "is nested too deep"),
+    "lists a hundred thousand levels": (lambda path: damaged(path, b"- " * 100_000), "is nested too deep"),
     "a list as a key": (lambda path: damaged(path, b"seed: 0\n? [a]\n: 1\n"), "a key must be a text or a number"),
     "no day": (lambda path: damaged(path, b"seed: 2024-13-45\n"), "is not YAML: "),
     "no number of a tag": (lambda path: damaged(path, b"seed: !!int many\n"), "is not YAML: "),

@@ -26,7 +26,7 @@ from .data.fitdata import FitData
 from .errors import Diverged
 from .method import Fit, FitMany, Kind, Method, StageSpec, fan_in
 from .metrics.cost import clock
-from .networks import MlpConfig
+from .networks import RowsConfig
 from .progress import Report, Silent
 from .seeds import Seed
 
@@ -152,7 +152,7 @@ def _split(seed: SeedFit) -> str:
 
 def needs_rows(config: object) -> bool:
     """Return True if a network of a method's config has values that a fit computes from its training rows."""
-    if isinstance(config, MlpConfig):
+    if isinstance(config, RowsConfig):
         return config.needs_rows
     return dataclasses.is_dataclass(config) and any(
         needs_rows(getattr(config, f.name)) for f in dataclasses.fields(config)
@@ -166,14 +166,14 @@ def placed(config: C, data: FitData) -> C:
     source = data.search or data
     chosen = np.unique(np.linspace(0, len(source.train) - 1, _ROWS).round().astype(int))
     some = Examples(source.train.inputs[chosen], source.train.targets[chosen])
-    return _with_edges(config, replace(source, train=some).tensors("train")[0])
+    return _with_rows(config, replace(source, train=some).tensors("train")[0])
 
 
-def _with_edges(config: Any, rows: Tensor) -> Any:
-    if isinstance(config, MlpConfig):
-        return config.with_edges(rows) if config.needs_rows else config
+def _with_rows(config: Any, rows: Tensor) -> Any:
+    if isinstance(config, RowsConfig):
+        return config.with_rows(rows)
     within = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
-    return replace(config, **{name: _with_edges(of, rows) for name, of in within.items() if needs_rows(of)})
+    return replace(config, **{name: _with_rows(of, rows) for name, of in within.items() if needs_rows(of)})
 
 
 def fit_runs(

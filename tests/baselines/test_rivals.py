@@ -2,6 +2,7 @@
 
 import math
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from bdl_pipe.baselines.trees import Trees, clear_of_rounding, of_boosting
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
+from bdl_pipe.errors import DataError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 
@@ -151,6 +153,22 @@ def test_a_class_of_one_row_is_accepted_and_an_empty_class_has_probability_near_
     probabilities = fitted(data).predict(data.tensors("validation")[0]).mean
     assert probabilities.shape[1] == 4 and probabilities[:, 3].max() < 1e-20
     torch.testing.assert_close(probabilities.sum(-1), torch.ones(len(probabilities)))
+
+
+def test_classes_that_no_fold_can_score_are_refused_by_the_rule_that_they_break() -> None:
+    """Random rows fail only if each class has one row; by group, the other folds may have one class, too."""
+    x, _ = rows(5)
+
+    def trained(labels: list[int], units: np.ndarray | None = None) -> list[int]:
+        data = table(x, np.array([0, 1, 2, 0, 0]), classes=("a", "b", "c"))
+        train = Examples(x[: len(labels)], np.array(labels), units)
+        return fitted(replace(data, train=train)).state().config["classes"]  # type: ignore[return-value]
+
+    with pytest.raises(DataError, match=r"^boosting: some class must have two training rows, got one row of each of 3"):
+        trained([0, 1, 2])
+    assert trained([0, 1, 1]) == [0, 1]
+    with pytest.raises(DataError, match=r"^split_by: no fold of the training rows can be scored"):
+        trained([0, 0, 1, 1], np.array([0, 0, 1, 1]))
 
 
 def test_the_constant_predicts_the_distribution_of_the_targets() -> None:

@@ -242,7 +242,7 @@ def test_edges_are_quantiles_of_the_rows_and_a_truth_value_has_none() -> None:
     rows = torch.randn(50, 3, generator=Seed(3).generator())
     rows[:, 1] = (rows[:, 1] > 0).float()
     rows[:, 2] = rows[:, 2].round()
-    config = MlpConfig("mlp", (4,), bins=8).with_edges(rows)
+    config = MlpConfig("mlp", (4,), bins=8).with_rows(rows)
     assert config.edges[0] == pytest.approx(np.quantile(rows[:, 0].double().numpy(), np.linspace(0, 1, 9)))
     assert (config.edges[1], list(config.edges[2])) == ((), np.unique(rows[:, 2].numpy()).tolist())
     assert build(config, (3,), 2, rng=Seed(0))(rows).shape == (50, 2)

@@ -130,10 +130,11 @@ def test_the_offered_hyperparameters_are_valid_for_every_size(add: Add, task: st
         target = "price" if task == "regression" else "made_of"
         source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
         photos = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
-    chosen = [method for method in offered(size) if method.name in read_yaml(Path("params.yaml"))["methods"]]
+    params = read_yaml(Path("params.yaml"))
+    chosen = [method for method in offered(size) if method.name in params["methods"]]
     for paces in (None, timing(chosen, size, 0).paces):
         overlay = overlay_of("houses", photos, size, chosen, None, paces)
-        raw = dict(read_yaml(Path("params.yaml")))
+        raw = dict(params)
         for section, entries in overlay.items():
             raw[section] = {**raw[section], **entries}
         read = typed(raw)

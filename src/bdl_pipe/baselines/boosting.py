@@ -114,7 +114,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
     parts = 1 if classes else data.outputs * {"one": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
-    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts, data.ordered)
+    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts, data)
     if classes:
         return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
     if config.noise == "quantiles":
@@ -131,11 +131,12 @@ class _Folds:
     """Cross-validated boosting on one set of rows. Finished folds are in the checkpoints."""
 
     def __init__(
-        self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int, ordered: bool
+        self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int, data: FitData
     ) -> None:
         """Store the rows and the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
         self._rows, self.config, self._report = rows, config, report
-        self._pairs = list(units.left_out(folds, ordered=ordered))
+        self._pairs = list(units.left_out(folds, ordered=data.ordered))
+        self._split_by = data.train.units is not None
         self._total, last = parts * len(self._pairs), report.load()
         self._done: dict[str, Tensor] = {} if last is None else dict(last.tensors)
         self._step = sum(name.endswith("best") for name in self._done)
@@ -159,8 +160,10 @@ class _Folds:
                 self._step += 1  # of rows by group or date, some folds may lack a class
                 continue
             models.append((self._fold(f"{part}.{number}.", loss, targets, level, rest, out), out))
-        if not models:
+        if not models and self._split_by:
             raise DataError("split_by: no fold of the training rows can be scored by the others, which have one class")
+        if not models:  # folds of random rows spread each class, so each class has a single row
+            raise DataError(f"boosting: some class must have two training rows, got one row of each of {len(targets)}")
         rounds = max(1, round(float(np.mean([best for (_, best), _ in models]))))
         left_out = np.full(len(targets), np.nan)
         for (trees, _), out in models if loss != "classes" else ():

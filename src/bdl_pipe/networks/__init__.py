@@ -2,10 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, Self, runtime_checkable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .. import config as configs
 from ..errors import short
@@ -33,6 +33,7 @@ __all__ = [
     "PreResNetConfig",
     "PythonConfig",
     "ResNetConfig",
+    "RowsConfig",
     "Vgg11Config",
     "VggConfig",
     "WideResNetConfig",
@@ -53,6 +54,21 @@ class NetworkConfig(Protocol):
 
     @property
     def name(self) -> str: ...
+
+
+@runtime_checkable
+class RowsConfig(NetworkConfig, Protocol):
+    """The config of an architecture with values that a fit computes from its training rows, such as edges of bins."""
+
+    @property
+    def needs_rows(self) -> bool:
+        """Return True if these values are still to be computed."""
+
+    def with_rows(self, rows: Tensor) -> Self:
+        """Return the config with these values, computed from transformed training inputs [row, ...].
+
+        The config that is returned must not need rows.
+        """
 
 
 @dataclass(frozen=True)

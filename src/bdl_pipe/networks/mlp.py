@@ -68,7 +68,7 @@ class MlpConfig:
         """Return True if the edges of bins are still to be computed from training rows."""
         return self.bins > 0 and not self.edges
 
-    def with_edges(self, rows: Float[Tensor, "row feature"]) -> "MlpConfig":
+    def with_rows(self, rows: Float[Tensor, "row feature"]) -> "MlpConfig":
         """Return the config with the edges of bins: quantiles of the training rows, each value once.
 
         An input with at most two values has no bins: one would be a multiple of the input, but for a constant.
