@@ -57,7 +57,7 @@ _SCORINGBENCH: Final = (
 )
 _TABARENA: Final = (
     "RMSE, 1 − ROC AUC (two classes) or log loss, on three folds: `python -m benchmarks.protocols tabarena`. Its own "
-    "folds are files of OpenML and not here, so these figures are of its metric on its rows, but not of its splits; its "
+    "folds are files of OpenML and not here, so these figures have its metric and its rows, not its splits. Its "
     "methods are tuned for hours, and ours have the estimators' defaults. Lower is better."
 )
 
