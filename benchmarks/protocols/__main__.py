@@ -30,6 +30,7 @@ def main() -> int:
     parser.add_argument("--folds", type=int, default=5, metavar="N", help="the first N folds")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder of the rows and the page")
     chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
     path = chosen.out / f"{chosen.protocol}.csv"
     for name, table in tables.of(chosen.protocol).items():
         if chosen.only and name not in chosen.only:

@@ -11,6 +11,7 @@ continues; ``--again`` makes them again. Every fit has one thread.
 
 import argparse
 import dataclasses
+import json
 import sys
 import time
 from pathlib import Path
@@ -44,6 +45,7 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=project.ROOT / ".state" / "rivals", help="the project folder")
     parser.add_argument("--out", type=Path, default=OUT, help="the folder of rivals.csv and the page")
     chosen = parser.parse_args()
+    chosen.out.mkdir(parents=True, exist_ok=True)
     whole = True
     for table in chosen.only:
         try:
@@ -90,6 +92,7 @@ def _one(table: str, split: int, name: str, params: Params, chosen: argparse.Nam
     parts = [part for part in (former[~mine], pd.DataFrame([row])) if len(part)]
     ordered = pd.concat(parts).reindex(columns=list(COLUMNS)).sort_values(KEY, key=_order, kind="stable")
     write_bytes(path, ordered.to_csv(index=False, float_format="%.7g").encode())
+    write_bytes(path.with_suffix(".json"), (json.dumps(run.facts(), indent=1) + "\n").encode())
     return True
 
 

@@ -1,7 +1,9 @@
 """Fits and scores of rivals on tables that ``add`` prepared, with the splits and scores of all other methods."""
 
 import contextlib
+import importlib.metadata
 import importlib.util
+import platform
 import subprocess
 import sys
 import time
@@ -25,7 +27,7 @@ from bdl_pipe.scores import Quantity
 from bdl_pipe.seeds import Seed, own_settings
 from benchmarks.your_data import fetch, project
 from benchmarks.your_data.tables import Table
-from pipeline.core import places
+from pipeline.core import places, provenance
 from pipeline.core.load import load
 from pipeline.core.model import Params
 from pipeline.prepared import folders
@@ -33,6 +35,8 @@ from pipeline.prepared import folders
 from .settings import INSTALL, Rival, file_of
 
 _THREADS: Final = 1
+_PACKAGES: Final = ("lightgbm", "catboost", "ngboost", "pytabkit")
+_MODULE: Final = {"scikit-learn": "sklearn"}
 
 
 @dataclass(frozen=True)
@@ -60,6 +64,25 @@ def prepare(folder: Path, table: Table) -> Params:
             raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
     with contextlib.chdir(folder):
         return load()
+
+
+def facts() -> dict[str, Any]:
+    """Return the commit, the device and the packages' versions of the rows of the last run."""
+    packages = ("torch", "scikit-learn", *_PACKAGES)
+    found = {
+        name: importlib.metadata.version(name) for name in packages if importlib.util.find_spec(_MODULE.get(name, name))
+    }
+    with contextlib.chdir(project.ROOT):
+        commit = provenance.commit()
+    return {"commit": commit, "device": processor(), "threads of a fit": _THREADS, "packages": found}
+
+
+def processor() -> str:
+    """Return the processor's name, as Linux has it."""
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.is_file() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
 
 
 def method_of(rival: Rival, folder: Path) -> Method:

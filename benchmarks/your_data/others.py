@@ -1,8 +1,9 @@
 """Sections of the page results/your_data: rivals that other packages fit, and the protocols of others."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pandas as pd
@@ -26,17 +27,26 @@ _SCORES: Final = {
 }
 
 
-def read(place: Path) -> dict[str, pd.DataFrame]:
-    """Read the files of rivals and protocols that a folder has."""
+def read(place: Path) -> dict[str, Any]:
+    """Read the files of rivals and protocols that a folder has, and the facts of the rivals' run as ``run``."""
     names = ("rivals", "scoringbench", "tabarena")
-    return {name: pd.read_csv(place / f"{name}.csv") for name in names if (place / f"{name}.csv").is_file()}
+    files: dict[str, Any] = {
+        name: pd.read_csv(place / f"{name}.csv") for name in names if (place / f"{name}.csv").is_file()
+    }
+    path = place / "rivals.json"
+    return files | ({"run": json.loads(path.read_text())} if path.is_file() else {})
 
 
-def sections(frame: pd.DataFrame, files: Mapping[str, pd.DataFrame]) -> list[str]:
+def sections(frame: pd.DataFrame, files: Mapping[str, Any]) -> list[str]:
     """Return the sections, given the page's own scores."""
     parts = list[str]()
     if "rivals" in files:
-        parts += ["## Rivals that other packages fit", _RIVALS, *_rivals(frame, files["rivals"])]
+        parts += [
+            "## Rivals that other packages fit",
+            _RIVALS,
+            *_rivals(frame, files["rivals"]),
+            _run(files.get("run")),
+        ]
     if "scoringbench" in files:
         parts += ["## The protocol of ScoringBench", _SCORINGBENCH, *_protocol(files["scoringbench"])]
     if "tabarena" in files:
@@ -74,6 +84,17 @@ def _rivals(frame: pd.DataFrame, rivals: pd.DataFrame) -> list[str]:
         parts.append(_first(frame, mine, known, names))
         parts += _paired(frame, mine, known, names) if settings == "default" else []
     return parts
+
+
+def _run(about: Mapping[str, Any] | None) -> str:
+    """Return the facts of the run as a sentence."""
+    if about is None:
+        return ""
+    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    return (
+        f"Commit {about['commit'][:8]}, {about['device']}, threads of a fit: {about['threads of a fit']}; {packages}. "
+        "Other programs ran on the same cores, so that seconds are up to five times those of an idle machine."
+    )
 
 
 def _first(frame: pd.DataFrame, rivals: pd.DataFrame, known: Sequence[str], names: Sequence[str]) -> str:

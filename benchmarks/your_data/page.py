@@ -54,7 +54,7 @@ def facts(place: Path) -> list[dict[str, Any]]:
     return found
 
 
-def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str, pd.DataFrame] | None = None) -> str:
+def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str, Any] | None = None) -> str:
     """Return the whole page of scores from these runs, with sections of the files ``more`` (:mod:`.others`)."""
     names = [name for name in BY_NAME if name in set(frame["table"])]
     tasks = {task: [name for name in names if BY_NAME[name].task == task] for task in ("regression", "classification")}
