@@ -22,7 +22,6 @@ from bdl_pipe.errors import ConfigError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
 from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
-from bdl_pipe.last_layer.student import StudentT
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
@@ -31,6 +30,7 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 from pipeline.export.torch_program import CLOSE, trace
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
@@ -110,7 +110,7 @@ def draws(predictive: Predictive) -> list[torch.Tensor]:
     if isinstance(predictive, Categorical):
         return [predictive.draw_log_probs]
     if isinstance(predictive, StudentT):
-        return [predictive.location[None], predictive.squared_scale[None]]
+        return [predictive.draw_mean, predictive.squared_scale]
     assert isinstance(predictive, Gaussian | CollapsedMixture)
     return [predictive.draw_mean, predictive.draw_variance]
 
@@ -300,7 +300,7 @@ def test_the_noise_has_one_variance_or_a_variance_for_each_input(case: Case) -> 
     scores = score_clean(fitted, rows, EvaluateConfig(15, 7, 0), Seed(1)).metrics
     noise = writer(metric_of("noise_ratio"))(scores["noise_ratio"][0])
     about = str(made(case).config) + str([*made(case).tensors])
-    of_each = any(word in about for word in ("gaussian_head", "each input", "noise_head"))
+    of_each = any(word in about for word in ("gaussian_head", "student_head", "each input", "noise_head"))
     assert noise == ("each input" if of_each else "one")
 
 
@@ -310,7 +310,7 @@ def test_every_posterior_can_be_distilled(case: Case) -> None:
     data, inputs = data_of(case.task), {"student": [made(case)]}
     rows = data.tensors("validation")[0]
     predictive = posterior_of(made(case)).predict(rows, rng=Seed(1))
-    functions = isinstance(predictive, Categorical | Gaussian) and len(draws(predictive)[0]) > 1
+    functions = isinstance(predictive, Categorical | Gaussian | StudentT) and len(draws(predictive)[0]) > 1
     for student in ({"name": "plain"}, *[STUDENTS["heads"]["student"]] * functions):
         state = fit("dark_knowledge", "student", data, inputs, steps=2, student=student)
         assert posterior_of(state).predict(rows, rng=Seed(1)).mean.isfinite().all()

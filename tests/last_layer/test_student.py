@@ -13,13 +13,12 @@ from torch import Tensor
 
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.derived_predictive import Mixture
 from bdl_pipe.last_layer import StudentRegression
 from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.last_layer.settings import GaussianLayer
-from bdl_pipe.last_layer.student import StudentT
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 from tests.cases import CONFIGS, GAUSSIAN, fit
 from tests.refusals import refusal
 
@@ -136,20 +135,20 @@ def test_the_predictive_integrates_over_the_noise() -> None:
             wrong[row] += norm.logpdf(y, centre, math.sqrt(noise.mean() * factor))
     np.testing.assert_allclose(predictive.log_prob(targets), expected, rtol=1e-6)
     assert (abs(wrong - expected) > 1e-3).all()
-    near = predictive.mean + predictive.squared_scale.sqrt() * draw(7, 4, 2).clamp(-2, 2)  # the mixture has no tails
+    near = predictive.mean + predictive.squared_scale[0].sqrt() * draw(7, 4, 2).clamp(-2, 2)  # the mixture has no tails
     by_mixture = functions.joint(None, draws=1, rng=Seed(0)).row_log_prob(near[None])[0]
     np.testing.assert_allclose(by_mixture, predictive.log_prob(near), atol=0.05)
 
 
 def test_the_student_t_equals_scipys() -> None:
     location, squared = draw(1, 5, 2), draw(2, 5, 2).square() + 0.1
-    targets, ours = draw(3, 5, 2), StudentT(4.5, location, squared)
+    targets, ours = draw(3, 5, 2), StudentT(location[None], squared[None], 4.5)
     theirs = t(4.5, loc=location.numpy(), scale=squared.sqrt().numpy())
     np.testing.assert_allclose(ours.log_prob(targets), theirs.logpdf(targets.numpy()).sum(-1))
     np.testing.assert_allclose(ours.cdf(targets), theirs.cdf(targets.numpy()))
     np.testing.assert_allclose(ours.variance, theirs.var())
     np.testing.assert_allclose(ours.quantile(0.05), theirs.ppf(0.05))
-    assert StudentT(2.0, location, squared).variance.isinf().all()
+    assert StudentT(location[None], squared[None], 2.0).variance.isinf().all()
     moved = ours.rescale(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 5.0]))
     own = torch.tensor([3.0, 0.0]) + torch.tensor([2.0, 5.0]) * targets
     torch.testing.assert_close(moved.log_prob(own), ours.log_prob(targets) - math.log(10))
@@ -182,7 +181,7 @@ def test_a_fit_has_the_degrees_of_its_rows_and_may_end_with_the_exact_posterior(
             scatter = 1 + float((targets.double() * (targets.double() - features @ mean)).sum())
             spread = 1 + (of_new * torch.linalg.solve(gram, of_new.T).T).sum(-1, keepdim=True)
             expected = scatter / (len(inputs) + 1) * spread
-            torch.testing.assert_close(predicted[kind].squared_scale.double(), expected, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(predicted[kind].squared_scale[0].double(), expected, rtol=1e-3, atol=1e-4)
     assert (predicted["variational"].mean - predicted["exact"].mean).abs().max() > 1e-2
     ratio = predicted["held out"].squared_scale / predicted["variational"].squared_scale
     assert (ratio - 1).abs().min() > 1e-2
@@ -205,9 +204,12 @@ def test_variational_features_make_a_mixture_of_student_ts(tiny_table: FitData) 
     new, held = tiny_table.tensors("validation")
     posterior = LastLayerPosterior.from_state(state)
     predictive = posterior.predict(new, rng=Seed(0))
-    assert isinstance(predictive, Mixture) and isinstance(predictive.parts[0], StudentT)
-    densities = torch.stack([part.log_prob(held).exp() for part in predictive.parts])
-    torch.testing.assert_close(predictive.log_prob(held), densities.mean(0).log())
+    assert isinstance(predictive, StudentT) and len(predictive.draw_mean) > 1
+    densities = [
+        t(float(predictive.degrees), mean, squared.sqrt()).pdf(held).prod(-1)
+        for mean, squared in zip(predictive.draw_mean, predictive.squared_scale, strict=True)
+    ]
+    np.testing.assert_allclose(predictive.log_prob(held), np.log(np.mean(densities, 0)), rtol=1e-4)
 
 
 def test_settings_that_a_conjugate_noise_lacks_are_refused() -> None:

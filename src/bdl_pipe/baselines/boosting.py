@@ -8,6 +8,9 @@ to all rows. The noise of regression is estimated from the residuals of left-out
 - ``each input``: N(f(x), s²(x)), where s²(x) is boosted on the squared residuals with the deviance of a gamma
   distribution, on the same folds (Nelder & Lee 1998 model mean and dispersion in this way);
 - ``best``: the one of these two with the larger log-likelihood of the left-out rows;
+- ``student``: a Student t, f(x) + c s(x) t_ν, with the s of ``one`` or of ``each input``. The factor c and the degrees
+  of freedom ν, from 2.1 to 100, maximise the log-likelihood of the left-out rows, and so does the choice of s (Lange,
+  Little & Taylor 1989 estimate ν with a regression in this way). All outputs have one ν;
 - ``quantiles``: a distribution from quantiles at five levels (:mod:`.quantiles`), each boosted with its pinball loss
   (Koenker & Bassett 1978) on the same folds. Trees are over-confident on their training rows, so each quantile is
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
@@ -16,7 +19,9 @@ to all rows. The noise of regression is estimated from the residuals of left-out
 Rows of groups are left out by whole groups. Rows with dates are cut into K + 1 consecutive folds, and each fold but the
 first is predicted from all earlier ones; the noise is then estimated without the first fold.
 
-Classes: the softmax of the sums. The trees are stored as tensors (:mod:`.trees`); no training row lies on a threshold.
+Classes: the softmax of the sums. With ``categories: own``, trees split by subsets of a category's values (Fisher 1958),
+in place of one one-hot column after the other. The trees are stored as tensors (:mod:`.trees`); no training row lies on
+a threshold.
 """
 
 import math
@@ -30,12 +35,15 @@ from torch import Tensor
 
 from ..artifacts import State, under
 from ..data import units
+from ..data.categories import NONE, Categories
 from ..data.fitdata import FitData
 from ..errors import DataError, require
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
+from ..student_t import StudentT
+from . import student_noise
 from .quantiles import SCORES, Quantiles, levels
 from .stored import StoredPosterior
 from .trees import Trees, clear_of_rounding, of_boosting
@@ -54,14 +62,16 @@ class BoostingConfig:
         learning_rate: the factor that scales each tree.
         leaves: the largest number of leaves of a tree.
         folds: K, the number of folds of the cross-validation.
-        noise: the distribution of a regression: ``one``, ``each input``, ``best`` or ``quantiles``.
+        noise: the distribution of a regression: ``one``, ``each input``, ``best``, ``student`` or ``quantiles``.
+        categories: what trees split a category by: ``columns``, its one-hot columns, or ``own``, subsets of its values.
     """
 
     rounds: int
     learning_rate: float
     leaves: int
     folds: int
-    noise: Literal["one", "each input", "best", "quantiles"]
+    noise: Literal["one", "each input", "best", "student", "quantiles"]
+    categories: Literal["columns", "own"] = "columns"
 
     def __post_init__(self) -> None:
         require(self.rounds > 0, "rounds", "must be > 0", self.rounds)
@@ -80,6 +90,8 @@ class BoostingPosterior(StoredPosterior):
         super().__init__(state, device)
         self._classes: list[int] = state.config["classes"]
         self._outputs = int(state.config["outputs"])
+        of_categories = under("categories.", self.tensors)
+        self._categories = Categories(of_categories) if of_categories else None
         self._sums, self._log_variances = list[Trees](), list[Trees]()
         for part, sums in (("sums", self._sums), ("variance", self._log_variances)):
             each = [under(f"{part}.{i}.", self.tensors) for i in range(self._outputs * len(SCORES))]
@@ -87,13 +99,15 @@ class BoostingPosterior(StoredPosterior):
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
-        rows = inputs.flatten(1)
+        rows = inputs.flatten(1) if self._categories is None else self._categories(inputs.flatten(1))
         sums = torch.cat([trees(rows) for trees in self._sums], -1)
         if "shift" in self.tensors:
             raw = sums.unflatten(1, (self._outputs, len(SCORES))) + self.tensors["shift"]
             return Quantiles.of(raw, self.tensors["least"])
         if not self._classes:
             variance = torch.cat([trees(rows) for trees in self._log_variances], -1).exp()
+            if "degrees" in self.tensors:
+                return StudentT(sums[None], variance[None], float(self.tensors["degrees"]))
             return Gaussian(sums[None].to(inputs.dtype), variance[None].to(inputs.dtype))
         logits = F.pad(sums, (1, 0)) if sums.shape[-1] < len(self._classes) else sums  # two classes have one sum
         every = logits.new_full((logits.shape[0], self._outputs), _ABSENT)
@@ -114,29 +128,53 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
         report(1, 1)
         return State(_named("sums.0", Trees.constant([0.0])), about)
     parts = 1 if classes else data.outputs * {"one": 1, "quantiles": len(SCORES)}.get(config.noise, 2)
-    folded = _Folds(rows.reshape(len(rows), -1), folds, config, report, parts, data)
+    flat = rows.reshape(len(rows), -1)
+    categories = _categories(data, flat.shape[1], config)
+    tensors = {} if categories is None else {f"categories.{name}": v for name, v in categories.tensors.items()}
+    folded = _Folds(flat, folds, config, report, parts, data, categories)
     if classes:
-        return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]), about)
+        return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]) | tensors, about)
     if config.noise == "quantiles":
-        return State(_quantiles(folded, targets), about)
-    tensors = dict[str, Tensor]()
+        return State(_quantiles(folded, targets) | tensors, about)
+    scaled = list[np.ndarray]()
     for i, column in enumerate(targets.T):
         trees, left_out = folded.solve(f"mean.{i}", "squared_error", column)
-        variance = _noise(folded, i, column - left_out, float(column.var()))
+        variance, standard = _noise(folded, i, column - left_out, float(column.var()))
         tensors |= _named(f"sums.{i}", trees) | _named(f"variance.{i}", variance)
-    return State(tensors, about)
+        scaled.append(standard)
+    return State(tensors | (_student(tensors, scaled) if config.noise == "student" else {}), about)
+
+
+def _categories(data: FitData, inputs: int, config: BoostingConfig) -> Categories | None:
+    """Return the categories of a table's rows; None without any, or if the trees split by one-hot columns."""
+    if config.categories == "columns" or data.transform.encoding is None:
+        return None
+    categories = Categories.of(data.transform, inputs)
+    return categories if len(categories) else None
 
 
 class _Folds:
     """Cross-validated boosting on one set of rows. Finished folds are in the checkpoints."""
 
     def __init__(
-        self, rows: np.ndarray, folds: np.ndarray, config: BoostingConfig, report: Report, parts: int, data: FitData
+        self,
+        rows: np.ndarray,
+        folds: np.ndarray,
+        config: BoostingConfig,
+        report: Report,
+        parts: int,
+        data: FitData,
+        categories: Categories | None,
     ) -> None:
         """Store the rows and the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
-        self._rows, self.config, self._report = rows, config, report
-        self._pairs = list(units.left_out(folds, ordered=data.ordered))
+        self._rows, self.config, self._report, self._codes = rows, config, report, 0
         self._split_by = data.train.units is not None
+        self._mask, self._given = None, rows  # which columns are categories; rows as scikit-learn takes them
+        if categories is not None:
+            self._rows = categories(torch.from_numpy(rows)).numpy()
+            self._mask, self._codes = categories.mask.numpy(), int(categories.width.max())
+            self._given = np.where(self._mask & (self._rows == NONE), np.nan, self._rows)
+        self._pairs = list(units.left_out(folds, ordered=data.ordered))
         self._total, last = parts * len(self._pairs), report.load()
         self._done: dict[str, Tensor] = {} if last is None else dict(last.tensors)
         self._step = sum(name.endswith("best") for name in self._done)
@@ -168,7 +206,8 @@ class _Folds:
         left_out = np.full(len(targets), np.nan)
         for (trees, _), out in models if loss != "classes" else ():
             left_out[out] = trees.first(rounds)(torch.from_numpy(self._rows[out]))[:, 0].numpy()
-        trees = of_boosting(self._model(loss, level, rounds).fit(self._rows[there], targets[there]), rounds)
+        model = self._model(loss, level, rounds).fit(self._given[there], targets[there])
+        trees = of_boosting(model, rounds, self._codes)
         return clear_of_rounding(trees, self._rows), left_out
 
     def predictable(self, targets: np.ndarray) -> bool:
@@ -181,9 +220,9 @@ class _Folds:
         """Return the trees of the rows ``rest``, and the number of rounds with the best score on the rows ``out``."""
         if f"{name}best" not in self._done:
             model = self._model(loss, level, self.config.rounds, stop=True)
-            model.fit(self._rows[rest], targets[rest], X_val=self._rows[out], y_val=targets[out])
+            model.fit(self._given[rest], targets[rest], X_val=self._given[out], y_val=targets[out])
             best = int(np.argmax(model.validation_score_))
-            self._done |= _named(name.rstrip("."), of_boosting(model, model.n_iter_)) | {
+            self._done |= _named(name.rstrip("."), of_boosting(model, model.n_iter_, self._codes)) | {
                 f"{name}best": torch.tensor(best)
             }
             self._step += 1
@@ -201,7 +240,7 @@ class _Folds:
             "max_leaf_nodes": self.config.leaves,
             "early_stopping": stop,
             "n_iter_no_change": _PATIENCE,
-            "categorical_features": None,
+            "categorical_features": self._mask,
             "random_state": 0,
         }
         if loss == "classes":
@@ -213,22 +252,50 @@ def _named(name: str, trees: Trees) -> dict[str, Tensor]:
     return {f"{name}.{key}": values for key, values in trees.tensors.items()}
 
 
-def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> Trees:
-    """Return the log variance as trees, from left-out residuals, for the config's ``noise``."""
+def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> tuple[Trees, np.ndarray]:
+    """Return the log variance as trees, from left-out residuals, for the config's ``noise``.
+
+    Also return the residuals of the left-out rows over their standard deviations [row].
+    """
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
     there = ~np.isnan(squared)
     constant = math.log(float(squared[there].mean()))
+    alone = Trees.constant([constant]), np.sqrt(squared[there] / math.exp(constant))
     if folded.config.noise == "one" or not folded.predictable(squared):
-        return Trees.constant([constant])
+        return alone
     trees, left_out = folded.solve(f"noise.{output}", "gamma", squared)
-    squared, left_out = (values[~np.isnan(left_out)] for values in (squared, left_out))
-    worse = _nll(squared, left_out) >= _nll(squared, np.full(len(squared), constant))
-    return Trees.constant([constant]) if folded.config.noise == "best" and worse else trees
+    known = ~np.isnan(left_out)
+    squared, left_out = squared[known], left_out[known]
+    if folded.config.noise == "each input":
+        return trees, np.sqrt(squared / np.exp(left_out))
+    nll = _student_nll if folded.config.noise == "student" else _nll
+    worse = nll(squared, left_out) >= nll(squared, np.full(len(squared), constant))
+    return alone if worse else (trees, np.sqrt(squared / np.exp(left_out)))
 
 
 def _nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
     """Return the mean of −2 log N(r | 0, v) up to a constant."""
     return float((squared * np.exp(-log_variance) + log_variance).mean())
+
+
+def _student_nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
+    """Return the mean of −2 log p of the residuals at the best ν and c, up to the constant of :func:`_nll`."""
+    found = student_noise.fit([np.sqrt(squared / np.exp(log_variance))])
+    return float(log_variance.mean()) - 2 * found.density
+
+
+def _student(tensors: dict[str, Tensor], scaled: list[np.ndarray]) -> dict[str, Tensor]:
+    """Return the degrees of freedom, and the trees' log variances turned into log squared scales.
+
+    Args:
+        scaled: left-out residuals of each output over their standard deviations.
+    """
+    found = student_noise.fit(scaled)
+    starts = {
+        f"variance.{i}.start": tensors[f"variance.{i}.start"] + 2 * math.log(factor)
+        for i, factor in enumerate(found.factors)
+    }
+    return starts | {"degrees": torch.tensor(found.degrees, dtype=torch.float64)}
 
 
 def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:

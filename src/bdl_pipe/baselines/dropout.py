@@ -28,6 +28,7 @@ from ..method import Default, Method
 from ..networks import NetworkConfig
 from ..networks.last_layer import LastLayer, linear
 from ..networks.normalisation import evaluation
+from ..posterior import Tails
 from ..seeds import Seed
 from ..training.learner import NoisyLearner, TrainingConfig, Weights
 from ..training.likelihood import MixtureLearner, NoiseOf, with_likelihood
@@ -48,6 +49,7 @@ class DropoutConfig:
         validation_draws: the number of masks of a validation score.
         noise_variance: the initial σ², in the units of the transformed targets (regression).
         noise: ``one`` variance σ² of regression, or one for ``each input``, which the network has as an output.
+        tails: the distribution of a noise of each input, see ``methods.sgd``.
     """
 
     network: NetworkConfig
@@ -57,6 +59,7 @@ class DropoutConfig:
     validation_draws: int
     noise_variance: float = 1.0
     noise: NoiseOf = field(default="one", metadata=LATER)
+    tails: Tails = field(default="gaussian", metadata=LATER)
 
     def __post_init__(self) -> None:
         require(0 < self.rate < 1, "rate", "must be in (0, 1)", self.rate)

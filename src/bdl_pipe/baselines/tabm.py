@@ -21,7 +21,7 @@ weights, but need no class of their own.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, final
 
 import torch
@@ -32,13 +32,14 @@ from torch.nn.utils import skip_init
 
 from .. import networks
 from ..artifacts import State
+from ..config import LATER
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig, NetworkConfig
 from ..networks.base import lecun_normal
-from ..posterior import Likelihood, NetworkDraws, NetworkSpec
+from ..posterior import NetworkDraws, NetworkSpec, Tails, head_of
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -58,12 +59,14 @@ class TabmConfig:
         training: the settings of the training of all members together.
         members: k, the number of members.
         variance_floor: the least variance of regression, see ``methods.sgd``.
+        tails: the distribution of the noise of regression, see ``methods.sgd``.
     """
 
     network: NetworkConfig
     training: TrainingConfig
     members: int
     variance_floor: float | None = None
+    tails: Tails = field(default="gaussian", metadata=LATER)
 
     def __post_init__(self) -> None:
         rule = "must be mlp: members share the weights of linear layers alone"
@@ -112,12 +115,11 @@ class Tabm(Learner):
         network = networks.build(spec.network, spec.input_shape, 0, rng=rng)
         layers = [SharedLinear(of, members) if isinstance(of, nn.Linear) else of for of in network.trunk.children()]
         self.trunk = nn.Sequential(*layers)
-        generator, outputs = rng.fold("members").generator(), spec.outputs
+        generator = rng.fold("members").generator()
         first = self.shared()[0][1]
         with torch.no_grad():
             first.r.copy_(2 * torch.randint(2, first.r.shape, generator=generator) - 1)
-        width = 2 * outputs if spec.likelihood == "gaussian_head" else outputs
-        heads = [lecun_normal(skip_init(nn.Linear, network.width, width), generator) for _ in range(members)]
+        heads = [lecun_normal(skip_init(nn.Linear, network.width, spec.width), generator) for _ in range(members)]
         self.head_weight = nn.Parameter(torch.stack([head.weight.detach() for head in heads]))
         self.head_bias = nn.Parameter(torch.stack([head.bias.detach() for head in heads]))
 
@@ -137,7 +139,7 @@ class Tabm(Learner):
 
     def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
         """Return the mixture's score, and the shift and slope of all heads' variance outputs, see ``sgd``."""
-        if self.spec.likelihood != "gaussian_head":
+        if self.spec.likelihood == "categorical":
             return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
@@ -165,12 +167,12 @@ def fit(
     """Fit an ensemble to each of ``data``; ``inputs`` are not used.
 
     Raises:
-        ConfigError: ``variance_floor`` is set for classes.
+        ConfigError: ``variance_floor`` or ``tails`` is set for classes.
         Diverged: a loss became NaN or infinite.
     """
     classes, floor = data[0].task == "classification", config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
-    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
+    likelihood = head_of(data[0].task, config.tails)
     spec = NetworkSpec(config.network, data[0].input_shape, data[0].outputs, likelihood, variance_floor=floor)
 
     def build(rows: FitData, rng: Seed) -> Learner:

@@ -160,6 +160,12 @@ class CollapsedSnapshots(Generic[Config]):
 
 
 def trajectory(inputs: Inputs) -> tuple[NetworkSpec, dict[str, Tensor]]:
-    """Return the network and the stacked weights of the snapshots of the trajectory in ``inputs``."""
+    """Return the network and the stacked weights of the snapshots of the trajectory in ``inputs``.
+
+    Raises:
+        ConfigError: the network's noise is a Student t.
+    """
     (state,) = inputs["trajectory"]
-    return read(NetworkSpec, state.config["spec"], "spec"), trained(state)
+    spec = read(NetworkSpec, state.config["spec"], "spec")
+    spec.require_gaussian("the integrals over weights are of Gaussian noise")
+    return spec, trained(state)

@@ -24,6 +24,7 @@ from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
 from ..sgmcmc.sampler import NetworkChains, SamplerConfig
 from ..sgmcmc.target import TargetConfig
+from ..student_t import StudentT
 
 
 @dataclass(frozen=True)
@@ -125,6 +126,14 @@ class FunctionTeacher(Teacher):
         """Return a predictive that has the functions ``index`` as draws; every call uses the same functions."""
 
 
+def _imitable(predictive: Predictive) -> Categorical | Gaussian:
+    """Return the draws as a student imitates them; a Student t as the Gaussian of its mean and variance."""
+    if isinstance(predictive, StudentT):
+        return Gaussian(predictive.draw_mean, predictive.draw_variance)
+    assert isinstance(predictive, Categorical | Gaussian), "a teacher of several functions"
+    return predictive
+
+
 @final
 class StoredDraws(FunctionTeacher):
     """A teacher that is a set of networks; each step imitates one of them, chosen uniformly.
@@ -153,9 +162,7 @@ class StoredDraws(FunctionTeacher):
             outputs = self._flat.each(self._vectors[index], inputs.expand(len(index), *inputs.shape))
         else:
             outputs = torch.stack([functional_call(self._skeleton, self.draws[i], (inputs,)) for i in index.tolist()])
-        predictive = self.spec.predictive(outputs)
-        assert isinstance(predictive, Categorical | Gaussian)
-        return predictive
+        return _imitable(self.spec.predictive(outputs))
 
 
 @final
@@ -174,7 +181,7 @@ class StoredPosterior(FunctionTeacher):
         self.count = 1
         if isinstance(predictive, Categorical):
             self.count = len(predictive.draw_log_probs)
-        elif isinstance(predictive, Gaussian):
+        elif isinstance(predictive, Gaussian | StudentT):
             self.count = len(predictive.draw_mean)
 
     @torch.no_grad()
@@ -182,10 +189,9 @@ class StoredPosterior(FunctionTeacher):
         return self._posterior.predict(inputs, rng=self._rng.fold("predict", step))
 
     def functions(self, inputs: Tensor, index: Int[Tensor, " draw"]) -> Categorical | Gaussian:
-        predictive, index = self._one_prediction(inputs), index.to(inputs.device)
+        predictive, index = _imitable(self._one_prediction(inputs)), index.to(inputs.device)
         if isinstance(predictive, Categorical):
             return Categorical(predictive.draw_log_probs[index])
-        assert isinstance(predictive, Gaussian), "a teacher of several functions"
         return Gaussian(predictive.draw_mean[index], predictive.draw_variance[index])
 
     @torch.no_grad()

@@ -14,6 +14,7 @@ from ..derived_predictive import Exponential, Mixture
 from ..errors import DataError, short
 from ..predictive import Categorical, Continuous, Gaussian, Predictive
 from ..seeds import Seed
+from ..student_t import StudentT
 
 _FURTHEST: Final = 1e-9  # the probability beyond each end of the bracket in which draws are searched
 _TOLERANCE: Final = 1e-12  # the largest error of a draw's level
@@ -180,6 +181,17 @@ def sample(predictive: Predictive, draws: int, rng: Seed) -> Tensor:
         index = which.expand(shape)
         normal = torch.randn(shape, dtype=torch.float64, generator=rng.fold("normal").generator())
         return mean.gather(0, index) + sd.gather(0, index) * normal
+    if isinstance(predictive, StudentT):
+        which = torch.randint(
+            len(predictive.draw_mean), (draws, shape[1], 1), generator=rng.fold("component").generator()
+        )
+        index, parts = which.expand(shape), (predictive.draw_mean, predictive.squared_scale, predictive.degrees)
+        mean, squared, degrees = (
+            part.double().cpu().expand(predictive.draw_mean.shape).gather(0, index) for part in parts
+        )
+        normal = torch.randn(shape, dtype=torch.float64, generator=rng.fold("normal").generator())
+        precision = torch._standard_gamma(degrees / 2, generator=rng.fold("precision").generator()) / (degrees / 2)
+        return mean + (squared / precision).sqrt() * normal
     levels = torch.rand(shape, dtype=torch.float64, generator=rng.generator()).clamp(_FURTHEST, 1 - _FURTHEST)
     lowest, highest = predictive.bracket(_FURTHEST)[0].cpu(), predictive.bracket(1 - _FURTHEST)[1].cpu()
     return torch.stack([_inverted(predictive, level, lowest, highest) for level in levels])

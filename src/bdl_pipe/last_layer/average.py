@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..derived_predictive import Mixture
 from ..predictive import Categorical, Gaussian, Predictive
-from .student import StudentT
+from ..student_t import StudentT
 
 
 def averaged(parts: Sequence[Any]) -> Predictive:
@@ -20,7 +19,8 @@ def averaged(parts: Sequence[Any]) -> Predictive:
     if isinstance(parts[0], Gaussian):
         return Gaussian(torch.cat([p.draw_mean for p in parts]), torch.cat([p.draw_variance for p in parts]))
     if isinstance(parts[0], StudentT):
-        return Mixture(parts, [1 / len(parts)] * len(parts))
+        squared = torch.cat([p.squared_scale for p in parts])
+        return StudentT(torch.cat([p.draw_mean for p in parts]), squared, parts[0].degrees)
     mixed = dict[str, Tensor]()
     for name in parts[0].scores:  # [batch] (eq. 73)
         densities = torch.stack([p.scores[name] for p in parts])

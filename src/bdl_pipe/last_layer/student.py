@@ -30,71 +30,13 @@ from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
 from ..networks.covariance import Form
 from ..networks.last_layer import widen
-from ..predictive import Continuous, Predictive
+from ..predictive import Predictive
 from ..seeds import Seed
+from ..student_t import StudentT
 from .layer import Options, check_features, full_precision
 from .regression import NoiseMatrix
 
 _NOISES: Final = 32  # noise variances of a mixture over functions
-
-
-@final
-class StudentT(Continuous):
-    """A Student t of each output; outputs are independent.
-
-    Attributes:
-        degrees: the degrees of freedom.
-        location: the mean if ``degrees`` > 1, and always the median.
-        squared_scale: the square of the scale; the variance is degrees/(degrees − 2) times it, and infinite up to 2.
-    """
-
-    def __init__(
-        self, degrees: float, location: Float[Tensor, "batch output"], squared_scale: Float[Tensor, "batch output"]
-    ) -> None:
-        self.degrees, self.location, self.squared_scale = degrees, location, squared_scale
-
-    @property
-    def mean(self) -> Float[Tensor, "batch output"]:
-        return self.location
-
-    @property
-    def variance(self) -> Float[Tensor, "batch output"]:
-        return self.squared_scale * (self.degrees / (self.degrees - 2) if self.degrees > 2 else math.inf)
-
-    @property
-    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        return torch.zeros_like(self.location)
-
-    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
-        squared = (targets - self.location).square() / (self.degrees * self.squared_scale)
-        constant = math.lgamma((self.degrees + 1) / 2) - math.lgamma(self.degrees / 2)
-        each = constant - 0.5 * (
-            (self.degrees + 1) * squared.log1p() + (self.degrees * math.pi * self.squared_scale).log()
-        )
-        return each.sum(-1)
-
-    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        from scipy.special import stdtr  # here, because most predictions need no distribution function
-
-        z = (values.double() - self.location.double()) / self.squared_scale.double().sqrt()
-        return torch.as_tensor(stdtr(self.degrees, z.numpy(force=True)), device=z.device)
-
-    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        """Return the quantile as both bounds, since it is in closed form."""
-        from scipy.special import stdtrit
-
-        exact = self.location.double() + float(stdtrit(self.degrees, level)) * self.squared_scale.double().sqrt()
-        return exact, exact
-
-    @property
-    def reach(self) -> tuple[Tensor, Tensor]:
-        everywhere = torch.full_like(self.location, torch.inf)
-        return -everywhere, everywhere
-
-    def rescale(self, shift: Tensor, scale: Tensor) -> "StudentT":
-        location, squared = self.location.double(), self.squared_scale.double()
-        shift, scale = shift.to(location), scale.to(location)
-        return StudentT(self.degrees, shift + scale * location, scale.square() * squared)
 
 
 @final
@@ -174,7 +116,7 @@ class StudentRegression(NoiseMatrix):
         with full_precision(features):
             features = self._cast(features)
             spread = 1 + self.covariance().quadratic(features)  # [batch, 1]
-            return StudentT(self._free, features @ self.mean.mT, spread * self._squared_scale())
+            return StudentT((features @ self.mean.mT)[None], (spread * self._squared_scale())[None], self._free)
 
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
         """Return a mixture of Gaussians over 32 quantiles of each Σ_ii ~ IG((κ − o + 1)/2, Ψ_ii/2).
@@ -209,7 +151,9 @@ class StudentRegression(NoiseMatrix):
         scale = self._squared_scale().detach().double().expand_as(means)
 
         def nll(log_factor: float) -> float:
-            return -float(StudentT(self._free, means, math.exp(log_factor) * scale).log_prob(targets).mean())
+            return -float(
+                StudentT(means[None], (math.exp(log_factor) * scale)[None], self._free).log_prob(targets).mean()
+            )
 
         centre = math.log(max(float(((targets - means).square() / scale).mean()), 1e-8))  # the answer for Gaussians
         minimum = minimize_scalar(nll, bounds=(centre - 12, centre + 3), method="bounded", options={"xatol": 1e-4})

@@ -15,8 +15,10 @@ from .. import networks
 from ..errors import require
 from ..method import Task
 from ..networks import Network
+from ..posterior import Tails
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
+from ..student_t import FREE, StudentT, degrees_of, free_of
 from .learner import Learner, Weights, begin
 
 NoiseOf = Literal["one", "each input"]
@@ -26,37 +28,42 @@ _LEAST, _MOST = 1e-8, 1e4  # bounds of an estimated variance, or of its part abo
 
 @final
 class OutputLikelihood(nn.Module):
-    """The likelihood of a network's outputs: a softmax for classes, Gaussians with a learned noise for regression.
+    """The likelihood of a network's outputs: a softmax for classes, a distribution with a learned noise for regression.
 
     With one noise the outputs are means, and σ² is the same for all outputs and inputs. With a noise of each input the
     network has twice as many outputs, means and then g(x), and log σ²(x) = a + b g(x) (Nix & Weigend 1994). b is 1 in
     training; an estimate on held-out rows reduces it where they do not show the noise to vary (:func:`least_head_nll`).
+    With the tails of a Student t, σ²(x) is its squared scale, and the network has three times as many outputs: the last
+    ones, on a line of their own, give degrees of freedom (:func:`~bdl_pipe.student_t.degrees_of`).
 
     Attributes:
-        log_variance: log σ², or a [1], in the units of the transformed targets; regression only.
-        slope: b [1]; only with a noise of each input.
+        log_variance: log σ², or a [1], in the units of the transformed targets; regression only. For a Student t [2].
+        slope: b [1], or [2] for a Student t; only with a noise of each input.
         each_input: whether each input has its own noise.
     """
 
     slope: Tensor
 
-    def __init__(self, task: Task, initial_variance: float, noise: NoiseOf = "one") -> None:
+    def __init__(self, task: Task, initial_variance: float, noise: NoiseOf = "one", tails: Tails = "gaussian") -> None:
         """Create the likelihood with the variance ``initial_variance``, if g is 0.
 
         Raises:
-            ConfigError: ``noise`` is not ``one`` for classes.
+            ConfigError: ``noise`` is not ``one`` for classes, or ``tails`` is ``student`` with one noise.
         """
         super().__init__()
-        self._task, self.each_input = task, noise == "each input"
+        self._task, self.each_input, self._student = task, noise == "each input", tails == "student"
         require(task == "regression" or not self.each_input, "noise", "must be one: classes have no noise", noise)
+        require(self.each_input or not self._student, "tails", "must be gaussian unless noise is each input", tails)
         if task == "regression":
-            self.log_variance = nn.Parameter(torch.full((1,), math.log(initial_variance)))
+            level = torch.full((1 + self._student,), math.log(initial_variance))
+            level[1:] = 0.0
+            self.log_variance = nn.Parameter(level)
         if self.each_input:
-            self.register_buffer("slope", torch.ones(1))
+            self.register_buffer("slope", torch.ones(1 + self._student))
 
     def width(self, outputs: int) -> int:
         """Return the number of outputs of a network for ``outputs`` classes or target columns."""
-        return 2 * outputs if self.each_input else outputs
+        return outputs * (1 + self.each_input + self._student)
 
     def forward(self, outputs: Float[Tensor, "draw batch output"]) -> Predictive:
         """Return the predictive of network outputs; each draw is one network."""
@@ -64,6 +71,10 @@ class OutputLikelihood(nn.Module):
             return Categorical(F.log_softmax(outputs, dim=-1))
         if not self.each_input:
             return Gaussian(outputs, self.log_variance.exp().expand_as(outputs))
+        if self._student:
+            means, free, tails = outputs.chunk(3, dim=-1)
+            squared = (self.log_variance[0] + self.slope[0] * free).exp()
+            return StudentT(means, squared, degrees_of(self.log_variance[1] + self.slope[1] * tails))
         means, free = outputs.chunk(2, dim=-1)
         return Gaussian(means, (self.log_variance + self.slope * free).exp())
 
@@ -125,13 +136,15 @@ def with_likelihood(spec: Any, rng: Seed, start: Weights | None) -> tuple[Networ
     """Return the network of a learner, with new weights or with the weights ``start``, and its likelihood.
 
     Args:
-        spec: a ``LearnerSpec``, whose ``config`` has the fields ``network``, ``noise_variance`` and ``noise``.
+        spec: a ``LearnerSpec``, whose ``config`` has the fields ``network``, ``noise_variance``, ``noise`` and, if the
+            method can have tails of a Student t, ``tails``.
 
     Raises:
         ConfigError: each input has its own noise, and the task is classification or ``start`` is given.
     """
     config = spec.config
-    likelihood = OutputLikelihood(spec.task, config.noise_variance, config.noise)
+    tails: Tails = getattr(config, "tails", "gaussian")
+    likelihood = OutputLikelihood(spec.task, config.noise_variance, config.noise, tails)
     one = start is None or not likelihood.each_input
     require(one, "noise", "must be one with a trajectory as input, of which the means are used", config.noise)
     width = likelihood.width(spec.outputs)
@@ -230,8 +243,58 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     return float(best.fun), level - slope * centre, slope
 
 
+def least_student_nll(
+    predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None
+) -> tuple[float, Float[Tensor, " 2"], Float[Tensor, " 2"]]:
+    """Minimise the mean of −log p(y) over two lines, of squared scales and of degrees of freedom; see least_head_nll.
+
+    Args:
+        predicted: Student ts of a network, and the targets of the rows.
+
+    Returns:
+        The least loss found, and the lines' shifts and slopes, of squared scales first.
+    """
+    from scipy.optimize import minimize
+
+    students = [of for of, _ in predicted if isinstance(of, StudentT)]
+    mean = torch.cat([of.draw_mean for of in students], 1).double()  # [draw, row, output]
+    squared = torch.cat([of.squared_scale for of in students], 1).double().numpy(force=True)
+    free = torch.from_numpy(_to_head((squared - (floor or 0.0)).clip(_LEAST), floor)).to(mean.device)
+    tails = free_of(torch.cat([of.degrees for of in students], 1).double())
+    targets = torch.cat([held for _, held in predicted]).double()
+    both = torch.stack([free, tails.clamp(*FREE)])
+    centre, spread = both.mean((1, 2, 3)), float((targets - mean).square().mean())
+    if not math.isfinite(float(centre.sum()) + spread):
+        return math.nan, torch.zeros(2), torch.ones(2)
+    about = both - centre[:, None, None, None]
+
+    def nll(line: np.ndarray) -> tuple[float, np.ndarray]:
+        lines = torch.tensor(line.reshape(2, 2), device=mean.device, requires_grad=True)
+        with torch.enable_grad():
+            g, h = lines[0, :, None, None, None] + lines[1, :, None, None, None] * about
+            scale = g.exp() if floor is None else floor + F.softplus(g)
+            loss = -StudentT(mean, scale, degrees_of(h)).log_prob(targets).mean()
+            (slopes,) = torch.autograd.grad(loss, lines)
+        return float(loss.detach()), slopes.numpy(force=True).ravel()
+
+    least, most = (float(_to_head(np.float64(end), floor)) for end in (_LEAST, _MOST))
+    common = float(_to_head(np.clip(spread, _LEAST, _MOST), floor))
+    starts = [[common, 0.0, 0.0, 0.0], [*centre.tolist(), 1.0, 1.0]]
+    ends = [(least, most), FREE, (0.0, 1.0), (0.0, 1.0)]
+    minima = [minimize(nll, start, jac=True, bounds=ends) for start in starts]
+    best = min(minima, key=lambda minimum: float(minimum.fun))
+    level, slope = torch.from_numpy(best.x).to(centre.device).reshape(2, 2)
+    return float(best.fun), (level - slope * centre).float(), slope.float()
+
+
 def least_head(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, dict[str, Tensor]]:
-    """Return the score of :func:`least_head_nll`, and its line as the tensors that :func:`with_line` takes."""
+    """Return the score of :func:`least_head_nll`, and its line as the tensors that :func:`with_line` takes.
+
+    For Student ts the tensors hold the two lines of :func:`least_student_nll`.
+    """
+    if isinstance(predicted[0][0], StudentT):
+        score, shifts, slopes = least_student_nll(predicted, floor)
+        return score, {"shift": shifts, "slope": slopes}
     score, shift, slope = least_head_nll(predicted, floor)
     return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
 
@@ -241,10 +304,15 @@ def with_line(
     bias: Float[Tensor, "*member twice"],
     line: Mapping[str, Tensor],
 ) -> tuple[Tensor, Tensor]:
-    """Return the head with its variance outputs g, the second half, replaced by shift + slope·g."""
-    weight, bias, outputs = weight.clone(), bias.clone(), bias.shape[-1] // 2
-    weight[..., outputs:, :] *= line["slope"].to(weight)
-    bias[..., outputs:] = bias[..., outputs:] * line["slope"].to(bias) + line["shift"].to(bias)
+    """Return the head with its variance outputs g, the second half, replaced by shift + slope·g.
+
+    Two lines replace the second and the last third of the outputs.
+    """
+    shift, slope = (line[name].reshape(-1).to(bias) for name in ("shift", "slope"))
+    weight, bias, outputs = weight.clone(), bias.clone(), bias.shape[-1] // (1 + len(slope))
+    shift, slope = shift.repeat_interleave(outputs), slope.repeat_interleave(outputs)
+    weight[..., outputs:, :] *= slope[:, None].to(weight)
+    bias[..., outputs:] = bias[..., outputs:] * slope + shift
     return weight, bias
 
 

@@ -87,13 +87,14 @@ def fit(data: FitData, inputs: Inputs, config: KfacLaplaceConfig, *, rng: Seed, 
     """Return networks drawn around the last snapshot of the trajectory in ``inputs``.
 
     Raises:
-        ConfigError: a layer is too large for its factors, rows depend on each other (``norm: batch_stats``), or the
-            weights or the curvature are all zero, so that the evidence has no maximum.
+        ConfigError: the noise is a Student t, a layer is too large for its factors, rows depend on each other
+            (``norm: batch_stats``), or the weights or the curvature are all zero, so that the evidence has no maximum.
     """
     (trajectory,) = inputs["trajectory"]
     refresh = config.layers == "all" and config.predictive == "draws"  # otherwise the trunk does not change
     snapshots = Snapshots(trajectory, data, config, rng, refresh)
     spec, last = snapshots.spec, snapshots.last
+    spec.require_gaussian("the curvature is of Gaussian noise")
     network = spec.build(Seed(0)).to(data.device)
     network.load_state_dict(last)
     layers = posterior(network, spec, data, config, rng)

@@ -37,7 +37,7 @@ from ..data.size import Section, Size
 from ..errors import require, require_positive
 from ..method import Inputs, Method, StageSpec, Upstream
 from ..networks import NetworkConfig
-from ..posterior import Likelihood, NetworkSpec
+from ..posterior import NetworkSpec, Tails, head_of
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -75,6 +75,8 @@ class SgdConfig:
             at the ends of parts, and ``snapshots`` and ``every`` count parts.
         keep_start: whether the weights before the first step are an additional snapshot.
         noise: the rule for the variances of regression, see ``training.learner.TrainingConfig``.
+        tails: the distribution of the noise of regression: ``gaussian``, or a ``student`` t, whose degrees of freedom
+            are outputs, too. Methods that need Gaussian noise refuse a trajectory with ``student``.
     """
 
     network: NetworkConfig
@@ -91,6 +93,7 @@ class SgdConfig:
     snapshots_per_epoch: int = field(default=1, metadata=LATER)
     keep_start: bool = field(default=False, metadata=LATER)
     noise: NoiseRule = field(default="learned", metadata=LATER)
+    tails: Tails = field(default="gaussian", metadata=LATER)
 
     def __post_init__(self) -> None:
         require_positive(self, "epochs", "snapshots", "batch", "every", "snapshots_per_epoch")
@@ -125,7 +128,7 @@ class _Network(Learner):
         A network that memorises its training rows learns small variances for them, and predicts such variances for some
         new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
-        if self.spec.likelihood != "gaussian_head" or _BIAS not in dict(self.named_parameters()):
+        if self.spec.likelihood == "categorical" or _BIAS not in dict(self.named_parameters()):
             return super().estimated(predicted)
         return least_head(predicted, self.spec.variance_floor)
 
@@ -143,8 +146,8 @@ def fit(
 
     Raises:
         ConfigError: augmentation is set for rows that are not images, ``variance_floor`` is set for classes, an epoch
-            has more parts than steps, the input trajectory has another network or variance, or early stopping is set
-            with an input trajectory, which was trained on the validation rows.
+            has more parts than steps, the input trajectory has another network, variance or tails, or early stopping is
+            set with an input trajectory, which was trained on the validation rows.
         Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
@@ -152,7 +155,7 @@ def fit(
     require(fits, "augmentation", "must be null: the rows are not images", config.augmentation)
     classes, floor = data[0].task == "classification", config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)
-    likelihood: Likelihood = "categorical" if classes else "gaussian_head"
+    likelihood = head_of(data[0].task, config.tails)
     shape, outputs = data[0].input_shape, data[0].outputs
     spec = NetworkSpec(config.network, shape, outputs, likelihood, variance_floor=floor)
     c = config
@@ -164,7 +167,8 @@ def fit(
         if trained is not None:
             theirs = trained[0].variance_floor
             require(theirs == floor, "variance_floor", f"must be the trajectory's ({theirs})", floor)
-            assert trained[0].likelihood == likelihood, "one task"
+            same = trained[0].likelihood == likelihood
+            require(same, "tails", f"must be the trajectory's, of a {trained[0].likelihood}", config.tails)
         starts.append(None if trained is None else trained[1])
     builds = [partial(_Network, spec, start) for start in starts]
     states = []

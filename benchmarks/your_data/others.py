@@ -1,0 +1,168 @@
+"""Sections of the page results/your_data: rivals that other packages fit, and the protocols of others."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pandas as pd
+
+from benchmarks.protocols import scoringbench, tables
+from benchmarks.rivals.settings import RIVALS
+
+from . import shown
+from .tables import BY_NAME
+
+_OURS: Final = ("boosting", "multi_swag", "tabm", "ensemble")  # of scores.csv, beside the rivals
+_SCORES: Final = {
+    "nll": "NLL",
+    "crps": "CRPS",
+    "crls": "CRLS",
+    "interval_score_90": "Interval score",
+    "wcrps_left": "Weighted, left",
+    "wcrps_right": "Weighted, right",
+    "wcrps_center": "Weighted, centre",
+    "rmse": "RMSE",
+}
+
+
+def read(place: Path) -> dict[str, Any]:
+    """Read the files of rivals and protocols that a folder has, and the facts of the rivals' run as ``run``."""
+    names = ("rivals", "scoringbench", "tabarena")
+    files: dict[str, Any] = {
+        name: pd.read_csv(place / f"{name}.csv") for name in names if (place / f"{name}.csv").is_file()
+    }
+    path = place / "rivals.json"
+    return files | ({"run": json.loads(path.read_text())} if path.is_file() else {})
+
+
+def sections(frame: pd.DataFrame, files: Mapping[str, Any]) -> list[str]:
+    """Return the sections, given the page's own scores."""
+    parts = list[str]()
+    if "rivals" in files:
+        parts += [
+            "## Rivals that other packages fit",
+            _RIVALS,
+            *_rivals(frame, files["rivals"]),
+            _run(files.get("run")),
+        ]
+    if "scoringbench" in files:
+        parts += ["## The protocol of ScoringBench", _SCORINGBENCH, *_protocol(files["scoringbench"])]
+    if "tabarena" in files:
+        parts += ["## The errors of TabArena", _TABARENA, _errors(files["tabarena"]), _published()]
+    return parts
+
+
+_RIVALS: Final = (
+    "Packages that people install, on the splits, with the recalibration and by the scores of all other methods, one "
+    "thread each: `python -m benchmarks.rivals`. Validation rows choose; test rows are only scored. A category has its "
+    "20 most frequent values, as for every method here."
+)
+_SCORINGBENCH: Final = (
+    "Its five folds with seed 42, of at most 3,000 rows, its encoding of categories as whole numbers, and its scores, "
+    "of the predictive itself in place of a histogram: `python -m benchmarks.protocols scoringbench`. Its leaderboard "
+    "has other methods, whose figures on these folds are in its own files and not here; its remaining tables need "
+    "OpenML. Below are the means over folds, and mean ranks over pairs of a table and a fold."
+)
+_TABARENA: Final = (
+    "RMSE, 1 − ROC AUC (two classes) or log loss, on three folds: `python -m benchmarks.protocols tabarena`. Its own "
+    "folds are files of OpenML and not here, so these figures have its metric and its rows, not its splits. Its "
+    "methods are tuned for hours, and ours have the estimators' defaults. Lower is better."
+)
+
+
+def _rivals(frame: pd.DataFrame, rivals: pd.DataFrame) -> list[str]:
+    names = [name for name in RIVALS if name in set(rivals["rival"])]
+    listed = shown.table(["Rival", ""], [[f"`{name}`", RIVALS[name].about] for name in names])
+    parts = [listed]
+    for settings, mine in rivals.groupby("settings", sort=False):
+        known = [name for name in BY_NAME if name in set(mine["table"])]
+        label = "at its defaults" if settings == "default" else f"after {settings} of search on validation rows"
+        own = ", ".join(f"`{name}`" for name in _OURS)
+        parts.append(f"NLL on the first split, each {label}, with seconds; {own} are the page's own rows.")
+        parts.append(_first(frame, mine, known, names))
+        parts += _paired(frame, mine, known, names) if settings == "default" else []
+    return parts
+
+
+def _run(about: Mapping[str, Any] | None) -> str:
+    """Return the facts of the run as a sentence."""
+    if about is None:
+        return ""
+    packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
+    return (
+        f"Commit {about['commit'][:8]}, {about['device']}, threads of a fit: {about['threads of a fit']}; {packages}. "
+        "Other programs ran on the same cores, so that seconds are up to five times those of an idle machine."
+    )
+
+
+def _first(frame: pd.DataFrame, rivals: pd.DataFrame, known: Sequence[str], names: Sequence[str]) -> str:
+    """Return the NLL of the first split, and the seconds of the fits in brackets."""
+    shown_names, rows = [name for name in names if name in set(rivals["rival"])], []
+    for table in known:
+        own = frame[(frame["table"] == table) & (frame["split"] == 0)].set_index("method")
+        of = rivals[(rivals["table"] == table) & (rivals["split"] == 0)].set_index("rival")
+        cells = [shown.figure(own["nll"].get(method, np.nan)) for method in _OURS]
+        for name in shown_names:
+            there = name in of.index
+            seconds = of["fit_seconds"].get(name, 0.0) + of["search_seconds"].get(name, 0.0)
+            cells.append(f"{shown.figure(of['nll'][name])} ({shown.seconds(seconds)} s)" if there else "")
+        rows.append([table, *cells])
+    return shown.table(["Table", *_OURS, *(f"`{name}`" for name in shown_names)], rows)
+
+
+def _paired(frame: pd.DataFrame, rivals: pd.DataFrame, known: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the differences to `boosting` and to `multi_swag` over the splits that a rival has."""
+    rows = []
+    for name in names:
+        if name in ("constant", "boosting"):
+            continue
+        cells = [f"`{name}`"]
+        for table in known:
+            of = rivals[(rivals["table"] == table) & (rivals["rival"] == name)].set_index("split")["nll"]
+            for other in ("boosting", "multi_swag"):
+                own = frame[(frame["table"] == table) & (frame["method"] == other)].set_index("split")["nll"]
+                cells.append(shown.error(*shown.mean_and_error((of - own).dropna().to_numpy())) if len(of) else "")
+        rows.append(cells)
+    told = (
+        "NLL of a rival less the NLL of `boosting`, and of `multi_swag`, paired by split, with the standard error of "
+        "Nadeau and Bengio over the splits that the rival has. Without an error there is one split: no order is "
+        "established by it."
+    )
+    titles = [f"{table}, {other}" for table in known for other in ("boosting", "multi_swag")]
+    return [told, shown.table(["Rival", *titles], rows)]
+
+
+def _protocol(frame: pd.DataFrame) -> list[str]:
+    rows = []
+    for (table, method), mine in frame.groupby(["table", "method"], sort=False):
+        means = [f"{mine[score].mean():.4g}" for score in _SCORES]
+        rows.append([table, method, len(mine), *means, f"{100 * mine['coverage_90'].mean():.1f}"])
+    parts = [shown.table(["Table", "Method", "Folds", *_SCORES.values(), "Coverage %"], rows)]
+    if frame["method"].nunique() > 1:
+        ranks = {score: scoringbench.ranked(frame, score) for score in _SCORES}
+        first = ranks["crps"]
+        told = (
+            f"Mean ranks over {first.datasets} pairs. Methods that differ by less than {first.critical:.1f} cannot be "
+            "told apart (Nemenyi, at 5 %), and folds of one table are not independent, so that this is too small."
+        )
+        lines = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in first.means]
+        parts += [told, shown.table(["Method", *_SCORES.values()], lines)]
+    return [*parts, _published("scoringbench")]
+
+
+def _errors(frame: pd.DataFrame) -> str:
+    wide = frame.groupby(["table", "method"], sort=False)["error"].mean().unstack("method")
+    folds, of = frame.groupby("table")["fold"].nunique(), tables.of("tabarena")
+    kinds = {"regression": "RMSE", "binary": "1 − ROC AUC", "multiclass": "log loss"}
+    rows = [[table, kinds[of[str(table)].task], folds[table], *map(shown.small, row)] for table, row in wide.iterrows()]
+    return shown.table(["Table", "Error", "Folds", *map(str, wide.columns)], rows)
+
+
+def _published(protocol: str = "tabarena") -> str:
+    rows = []
+    for table in tables.of(protocol).values():
+        figures = ", ".join(f"{name} {value:.6g}" for name, value in table.published.items())
+        rows.append([table.name, " ".join(table.source), figures, "; ".join(table.differs.values()) or "nothing"])
+    return shown.table(["Its table", "Ours", "Its description", "What differs"], rows)
