@@ -158,3 +158,19 @@ def test_the_time_is_read_from_the_head_of_a_params_file(tmp_path: Path) -> None
     default, mine = survey.sources(tmp_path / "params.yaml", tmp_path / "params", read_params)
     assert (default.says, mine.says) == ("", "about 7 minutes on two cores")
     assert mine.runs == [Ours("a", "boston", "gp", "x")], "a change of a run that params.yaml has is none"
+
+
+def test_residual_networks_stand_for_methods_of_one_paper() -> None:
+    """An overlay's runs have settings; a paper's other networks of the same method and data set take none of them."""
+    sources = survey.sources(ROOT / "params.yaml", ROOT / "params", read_params)
+    (residual,) = (s for s in sources if s.path.name == "residual.yaml")
+    tables = map(papers.load, papers.tables())
+    there = {
+        table.paper
+        for table in tables
+        for dataset, methods in table.figures.items()
+        if (of := table.on_stand_ins(dataset))
+        for run in residual.runs
+        if run.dataset == of.names.datasets[dataset] and any(run.stands_for(method, of) for method in methods)
+    }
+    assert residual.runs and there == {"ciber"}

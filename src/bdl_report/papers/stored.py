@@ -12,7 +12,8 @@ from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
 from .pages import facts_of, markdown, stem
 
 EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
-_ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting", EARLIER)
+_ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting")
+_THEN: Final = " // "  # between groups of rows with different origins
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
@@ -60,8 +61,22 @@ def completed(
     if not added:
         return comparison, facts
     stored_facts = facts_of(path.with_suffix(".md").read_text(encoding="utf-8"))
-    origin = "; ".join(f"{name} {stored_facts[name]}" for name in _ORIGIN if name in stored_facts)
-    return replace(comparison, lines=lines), {**facts, EARLIER: f"{', '.join(added)}: {origin}"}
+    groups: dict[str, list[str]] = {}
+    for method in added:
+        groups.setdefault(_origin(method, stored_facts), []).append(method)
+    earlier_rows = _THEN.join(f"{', '.join(methods)}: {origin}" for origin, methods in groups.items())
+    return replace(comparison, lines=lines), {**facts, EARLIER: earlier_rows}
+
+
+def _origin(method: str, facts: Mapping[str, str]) -> str:
+    """Return the origin of a method's row on a stored page: the origin that an earlier page had, or the page's facts."""
+    # pages of before 2026-11-29 have an earlier page's group within the group of the next page
+    groups = facts.get(EARLIER, "").replace(f"; {EARLIER} ", _THEN).split(_THEN)
+    for group in reversed(groups):
+        methods, _, origin = group.partition(f": {_ORIGIN[0]} ")
+        if f", {method}, " in f", {methods}, ":
+            return f"{_ORIGIN[0]} {origin}"
+    return "; ".join(f"{name} {facts[name]}" for name in _ORIGIN if name in facts)
 
 
 def rewrite(results: Path) -> Iterator[Path]:
