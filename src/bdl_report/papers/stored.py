@@ -8,7 +8,7 @@ from typing import Final
 from bdl_pipe.files import write_bytes
 
 from . import PaperTable, load, tables
-from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
+from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, of_kind, over_folds, read
 from .pages import facts_of, markdown, stem
 
 EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
@@ -69,8 +69,8 @@ def completed(
 
 
 def _origin(method: str, facts: Mapping[str, str]) -> str:
-    """Return the origin of a method's row on a stored page: the origin that an earlier page had, or the page's facts."""
-    # pages of before 2026-11-29 have an earlier page's group within the group of the next page
+    """Return the origin of a method's row on a stored page: of an earlier page, or else the page's own facts."""
+    # older pages have a group of an earlier page inside the next page's group
     groups = facts.get(EARLIER, "").replace(f"; {EARLIER} ", _THEN).split(_THEN)
     for group in reversed(groups):
         methods, _, origin = group.partition(f": {_ORIGIN[0]} ")
@@ -94,19 +94,19 @@ def of_default_run(runs: Sequence[Ours]) -> Iterator[tuple[Path, Comparison]]:
         For each page its CSV file, below ``results``, and the comparison.
     """
     for table, dataset, kind in _possible():
-        if kind == "protocol" or (kind == "default run" and table.table not in table.names.default_run):
+        if kind == "protocol":
             continue
-        wanted = [run for run in runs if any(run.stands_for(method, table) for method in table.figures[dataset])]
+        ours = over_folds(table, dataset, runs) if kind == "held-out classes" else runs
+        wanted = [run for run in ours if any(run.stands_for(method, table) for method in table.figures[dataset])]
         comparison = compare(table, dataset, wanted, kind)
         if any(pair.ours for pair in comparison.cells.values()):
             yield Path(table.folder) / f"{stem(table, dataset, kind)}.csv", comparison
 
 
 def _possible() -> Iterator[tuple[PaperTable, str, Kind]]:
-    """List every possible page: its table (on stand-ins for a page of stand-ins), its data set and its kind."""
+    """List every possible page: its table with our names of the sets there, its data set and its kind."""
     for table in map(load, tables()):
         for dataset in table.figures:
             for kind in KINDS:
-                of = table.on_stand_ins(dataset) if kind == "stand-in" else table
-                if of is not None:
+                if (of := of_kind(table, dataset, kind)) is not None:
                     yield of, dataset, kind
