@@ -65,7 +65,7 @@ def test_a_missing_cell_counts_for_a_command_or_for_a_need(tmp_path: Path) -> No
     assert sum(row.made + row.stand_in for row in rows) == 7
     # BNN, G-VBLL and G-VBLL-MAP: all but the AUROC against CIFAR-100, of which each of the eight methods has one
     assert line.missing.cells == {MINE: 4 + 4 + 1} and line.missing.runs == {MINE: {"f-bnn", "f-g"}}
-    # the rest: the near OOD set of all 8, 4 of both last layers with variational features, 3 of SNGP, the ECE of DNN and D-VBLL
+    # the rest: the near set of all 8; 4 of both last layers with variational features, 3 of SNGP, ECE of DNN and D-VBLL
     assert line.missing.needs == {"a run that no params file has": 8 + 8 + 3 + 1 + 1}
 
 
