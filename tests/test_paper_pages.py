@@ -1,6 +1,7 @@
 """The pages of comparisons: the counts in their heads, and the statements of a stand-in's page."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -116,6 +117,33 @@ def test_a_table_that_prints_the_stand_in_has_no_stand_in_page() -> None:
     assert papers.load("ciber:table4").quantity("nll:STL10", None).name == "stl10", "a table was changed in place"
 
 
+def on_fold(fold: str, method: str, near: float, setting: str = "small") -> Ours:
+    run = images(f"{fold}-{method}", method, setting, {"auroc:held_out": (near,)})
+    return replace(run, dataset=fold)
+
+
+def test_held_out_classes_stand_for_a_near_set_on_a_page_of_its_own_and_folds_are_its_splits() -> None:
+    assert papers.load("vbll:table4").on_folds("CIFAR100") is None, "its OOD set is CIFAR-10"
+    assert papers.load("inducing:table2").on_folds("CIFAR10") is None, "it prints no OOD score"
+    folds = papers.load("vbll:table1").names.folds["CIFAR10"].of
+    runs = [on_fold(fold, "deterministic", near) for fold, near in zip(folds, (0.7, 0.8, 0.75), strict=True)]
+    runs += [on_fold(fold, "sngp", 0.9) for fold in folds[1:]]  # a fold is not run
+    pages = dict(stored.of_default_run([*RUNS, *runs]))
+    near = pages[Path("vbll/table1-cifar10-on-fashion_near.csv")]
+    (cell,) = (cell for cell, pair in near.cells.items() if pair.ours)
+    ours = near.cells[cell].ours
+    assert cell == ("DNN", "auroc:CIFAR100") and ours is not None and ours.n == 3
+    assert ours.mean == pytest.approx(0.75) and ours.error == pytest.approx(0.05 / 3**0.5)
+    assert near.first["DNN"].run == ", ".join(f"{fold}-deterministic" for fold in folds)
+    assert counted(near) == Cells(printed=37, made=0, near=0, far=0, stand_in=1)
+    page = markdown(near, {})
+    assert "nothing for SVHN, held_out for CIFAR100" in page and "three folds" in page and "agrees:" not in page
+    again = read(papers.load("vbll:table1"), near.comma_separated())
+    assert markdown(again, {}) == page
+    there = pages[Path("vbll/table1-cifar10-on-fashion_mnist.csv")]
+    assert there.cells["DNN", "auroc:CIFAR100"].ours is None, "the stand-in's own page has no near set"
+
+
 def test_every_stand_in_is_declared_for_existing_names() -> None:
     for path in papers.HERE.glob("*.yaml"):
         every = [papers.load(name) for name in papers.tables() if name.startswith(f"{path.stem}:")]
@@ -123,6 +151,8 @@ def test_every_stand_in_is_declared_for_existing_names() -> None:
         assert names.stand_ins.keys() - {"all"} <= here.keys()
         datasets = {*names.datasets, *names.transfers}
         assert {name for sets in names.stand_ins.values() for name in sets} <= datasets
+        assert names.folds.keys() | {folds.near for folds in names.folds.values()} <= datasets
+        assert all(folds.of[0] in names.stand_in_notes for folds in names.folds.values())
         assert {*names.default_run} | {*names.gpu} | names.baselines.keys() <= here.keys()
         assert names.settings.keys() <= {counterpart.setting for counterpart in names.methods.values()}
         for table, baselines in names.baselines.items():

@@ -26,7 +26,7 @@ from bdl_pipe.yaml_files import read_yaml
 from bdl_report import Grid, papers, show
 from bdl_report.columns import Cell
 from bdl_report.papers import PaperTable, stored, survey
-from bdl_report.papers.comparison import Comparison, Kind, Ours, compare, runs_of
+from bdl_report.papers.comparison import KEYS, Comparison, Kind, Ours, compare, runs_of
 from bdl_report.papers.pages import stem
 
 from .. import tracking
@@ -264,14 +264,16 @@ def _scored(key: str) -> Ours:
 
 def _page_facts(comparison: Comparison) -> dict[str, object]:
     """Collect the provenance of a page of the comparison from its records."""
-    keys = list(dict.fromkeys(line.run for line in comparison.lines if line.ran and line.run))
+    keys = list(
+        dict.fromkeys(key for line in comparison.lines if line.ran and line.run for key in line.run.split(KEYS))
+    )
     of = {key: json.loads(places.identity("evaluate", key).read_text(encoding="utf-8"))["params"] for key in keys}
     return {
         "command": "python -m pipeline paper all",
         "runs": ", ".join(keys),
         "params": f"params.yaml, sha256 of what these evaluations read of it {provenance.digest(of)}",
         "seed": ", ".join(sorted({str(params["seed"]) for params in of.values()})),
-        **_made(keys, comparison.table.names.datasets[comparison.dataset]),
+        **_made(keys, *_datasets(comparison)),
     }
 
 
@@ -281,12 +283,20 @@ def _took() -> dict[str, float]:
     return {key: sum(records.read("student", key)["total_seconds"].values()) for key in fitted}
 
 
-def _made(keys: Sequence[str], dataset: str) -> dict[str, object]:
+def _datasets(comparison: Comparison) -> tuple[str, ...]:
+    """List our data sets of a page: one, or the folds of held-out classes."""
+    names = comparison.table.names
+    if comparison.kind == "held-out classes":
+        return names.folds[comparison.dataset].of
+    return (names.datasets[comparison.dataset],)
+
+
+def _made(keys: Sequence[str], *datasets: str) -> dict[str, object]:
     """Collect facts from the records of runs. Equal results have equal facts, independent of the time of writing.
 
     Args:
         keys: the keys of the runs with scores.
-        dataset: the data set's name in params.yaml.
+        datasets: the data sets' names in params.yaml.
     """
     records_of = {key: records.read("student", key) for key in keys}
     fits = {(key, seed): took for key, record in records_of.items() for seed, took in record.get("seconds", {}).items()}
@@ -295,7 +305,7 @@ def _made(keys: Sequence[str], dataset: str) -> dict[str, object]:
             fits |= above
     return {
         "commit": _joined(record.get("commit") for record in records_of.values()),
-        "data sha256": records.data_hash(dataset),
+        "data sha256": ", ".join(map(records.data_hash, datasets)),
         "device": _joined(record.get("device") for record in records_of.values()),
         "torch": _joined(record.get("versions", {}).get("torch") for record in records_of.values()),
         "seconds of fitting": round(sum(fits.values()), 1),

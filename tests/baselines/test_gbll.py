@@ -11,7 +11,7 @@ from torch import Tensor
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.exact_layer import ExactLayerPosterior, features
-from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll, derivative_kl
+from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll, derivative_kl, magnitude
 from bdl_pipe.baselines.map_blr import MAP_BLR, PointNetwork
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -198,6 +198,30 @@ def test_the_chosen_epochs_have_the_best_validation_score_of_the_exact_predictiv
     chosen = stage.fit_one(data, {}, config, rng=rng, report=Silent()).config["epochs"]
     assert chosen == 10 * (1 + int(np.argmin(scores)))
     assert 10 < chosen < 50  # a choice at either end would prove less
+
+
+def test_null_starts_at_the_magnitude_of_each_splits_training_targets_alone() -> None:
+    """With variances of 1 and 100 · 10^±.3 in one call; validation rows a thousand times as far apart play no part."""
+    data = make_tiny_table()
+    far = Examples(data.validation.inputs, 1e3 * data.validation.targets)
+    scaled_by = [1.0, 10.0 * 10**0.15, 10.0 * 10**-0.15]
+    of = [
+        dataclasses.replace(data, validation=far, transform=dataclasses.replace(data.transform, scale=scale))
+        for scale in (data.transform.scale / by for by in scaled_by)
+    ]
+    still = {"optimiser": {"name": "sgd", "lr": 1e-30}, "epochs": 2, "early_stopping": None}
+    null, stage = {"noise_variance": None, "derivative_variance": None}, LDGBLL.stages["student"]
+    assert stage.fit_many is not None
+    rngs = [Seed(m) for m in range(3)]
+    states = stage.fit_many(of, [{}] * 3, config_of(LDGBLL, **still, **null), rngs=rngs, report=Silent())
+    for rows, state, rng, variance in zip(of, states, rngs, (1.0, 100.0, 100.0), strict=True):
+        assert float(state.tensors["noise_variance"]) == pytest.approx(variance, rel=1e-6)
+        given = config_of(LDGBLL, **still, noise_variance=variance, derivative_variance=variance)
+        loss = stage.fit_one(rows, {}, given, rng=rng, report=Silent()).config["loss"]
+        assert state.config["loss"] == pytest.approx(loss, rel=1e-5)
+        wrong = config_of(LDGBLL, **still, noise_variance=variance, derivative_variance=1e3 * variance)  # control
+        assert abs(stage.fit_one(rows, {}, wrong, rng=rng, report=Silent()).config["loss"] - loss) > 1e-3 * abs(loss)
+    assert magnitude(torch.ones(5, 1)) == 1
 
 
 @each_method

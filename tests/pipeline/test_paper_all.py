@@ -84,6 +84,13 @@ def test_a_page_keeps_the_rows_of_runs_that_the_project_lacks(command: Callable[
     assert facts["commit"] == "c" * 40
     earlier = facts["rows of an earlier page"]
     assert earlier.startswith("D-VBLL: ") and f"{'a' * 40}, {'b' * 40}" in earlier
+    command("paper", "all")  # again in this folder: the row has its own origin still
+    assert PAGE.read_text() == page
+    shutil.rmtree("work")
+    store("fashion_mnist-sngp", "sngp", [0.41], "d" * 40, {"shared": 5.0, "own": 0.5})
+    command("paper", "all")  # in a third folder: each row has the origin of the folder that made it
+    made = facts_of(PAGE.read_text())["rows of an earlier page"].split(" // ")
+    assert made[0].startswith("DNN: params") and f"commit {'c' * 40};" in made[0] and made[1:] == [earlier]
 
 
 def test_missing_lists_the_cells_that_can_be_made_and_writes_nothing(command: Callable[..., str]) -> None:

@@ -50,7 +50,8 @@ class GbllConfig:
         optimiser: the update rule; weight decay does not apply to s and σ².
         early_stopping: how the number of epochs is chosen on validation rows. null runs all epochs.
         prior_variance: the initial s, the prior variance of each weight and the bias.
-        noise_variance: the initial σ², in the units of the transformed targets.
+        noise_variance: the initial σ², in the units of the transformed targets. null means the power of ten nearest to
+            the variance of the training rows' targets (:func:`magnitude`).
         noise: ``one`` variance, or one for ``each input``, linear in the features on the log scale.
     """
 
@@ -59,12 +60,12 @@ class GbllConfig:
     optimiser: OptimiserConfig
     early_stopping: EarlyStopping | None
     prior_variance: float
-    noise_variance: float
+    noise_variance: float | None
     noise: NoiseOf = field(default="one", metadata=LATER, kw_only=True)
 
     def __post_init__(self) -> None:
         require(self.network.dropout == 0, "network.dropout", "must be 0", self.network.dropout)
-        require_positive(self, "epochs", "prior_variance", "noise_variance")
+        require_positive(self, "epochs", "prior_variance", or_null=("noise_variance",))
         require_fits(self.early_stopping, self.optimiser)
 
 
@@ -73,13 +74,14 @@ class LdgbllConfig(GbllConfig):
     """The section ``methods.ldgbll``, with the prior on derivatives; the activation must be leaky_relu.
 
     Attributes:
-        derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input².
+        derivative_variance: v of the prior N(0, v) on each ∂f/∂x, in transformed targets² per transformed input². null
+            means the power of ten nearest to the variance of the training rows' targets (:func:`magnitude`).
         weight: the weight of the derivatives' mean KL relative to the evidence per row.
         derivative_rows: the number of training rows, drawn at each step, at which derivatives are computed. null means
             all rows.
     """
 
-    derivative_variance: float
+    derivative_variance: float | None
     weight: float
     derivative_rows: int | None
 
@@ -88,7 +90,7 @@ class LdgbllConfig(GbllConfig):
         # with ReLUs, a row without an active unit has derivatives of zero variance, hence an infinite KL
         slope = self.network.activation
         require(slope == "leaky_relu", "network.activation", "must be leaky_relu for ldgbll", slope)
-        require_positive(self, "derivative_variance", or_null=("derivative_rows",))
+        require_positive(self, or_null=("derivative_variance", "derivative_rows"))
         require(self.weight >= 0, "weight", "must be >= 0", self.weight)
 
 
@@ -108,9 +110,10 @@ class Gbll(ExactLayerLearner):
         super().__init__()
         self.network = TrunkSpec(config.network, data.input_shape).build(rng)
         self.log_prior_variance = nn.Parameter(torch.tensor(math.log(config.prior_variance)))
-        self.log_noise_variance = nn.Parameter(torch.tensor(math.log(config.noise_variance)))
-        self.noise_head = noise_head(config.noise, config.network)
         rows, targets = data.tensors("train", data.device)
+        noise_variance = magnitude(targets) if config.noise_variance is None else config.noise_variance
+        self.log_noise_variance = nn.Parameter(torch.tensor(math.log(noise_variance)))
+        self.noise_head = noise_head(config.noise, config.network)
         self.register_buffer("rows", rows)
         self.register_buffer("targets", targets)
 
@@ -146,17 +149,27 @@ class Gbll(ExactLayerLearner):
 
 
 class Ldgbll(Gbll):
-    """A :class:`Gbll` with the prior on derivatives."""
+    """A :class:`Gbll` with the prior on derivatives.
+
+    Attributes:
+        derivative_variance: v, which is not part of a posterior's state.
+    """
+
+    derivative_variance: Tensor
 
     def __init__(self, config: LdgbllConfig, data: FitData, rng: Seed) -> None:
         super().__init__(config, data, rng)
         self.config = config
+        given = config.derivative_variance
+        # a buffer, since several fits at once differ in it
+        variance = torch.tensor(magnitude(self.targets) if given is None else given, dtype=torch.float64)
+        self.register_buffer("derivative_variance", variance.to(data.device))
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         fit = super().forward(inputs, targets, num_train, noise)
         at = inputs[noise["rows"]] if "rows" in noise else inputs
-        layer, variance = self._given(inputs, targets), self.config.derivative_variance
-        kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, variance)
+        layer = self._given(inputs, targets)
+        kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, self.derivative_variance)
         return fit + self.config.weight * kl.mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -167,8 +180,17 @@ class Ldgbll(Gbll):
         return {"rows": torch.stack([distinct(batch, count, generator) for _ in range(steps)])}
 
 
+def magnitude(targets: Float[Tensor, "row output"]) -> float:
+    """Return the power of ten nearest to the variance of targets, the mean over columns; 1 if they do not vary.
+
+    Only the order of magnitude of a start matters, and a power of ten is in general the same for all splits of a table.
+    """
+    variance = float(targets.double().var(0, unbiased=False).mean())
+    return 10.0 ** round(math.log10(variance)) if variance > 0 else 1.0
+
+
 def derivative_kl(
-    layer: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"], variance: float
+    layer: LinearPosterior, trunk: Callable[[Tensor], Tensor], inputs: Float[Tensor, "b d"], variance: float | Tensor
 ) -> Float[Tensor, " b"]:
     """Return Σ_{d,k} KL[N(μ_dk, τ_d) ‖ N(0, v)] in nats at each input; v is ``variance``.
 

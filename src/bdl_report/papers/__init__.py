@@ -17,6 +17,7 @@ from typing import Final
 from bdl_pipe import config
 from bdl_pipe.config import nearest
 from bdl_pipe.data import corrupt
+from bdl_pipe.data.catalog import HELD_OUT
 from bdl_pipe.errors import UserError, require
 from bdl_pipe.scores import DEFAULT_SCORE, Estimate, Quantity, RunScores
 from bdl_pipe.yaml_files import read_yaml
@@ -72,6 +73,19 @@ class Metric:
 
 
 @dataclass(frozen=True)
+class Folds:
+    """Our data sets that stand for a set and its near OOD set: the test images of their held-out classes are near.
+
+    Attributes:
+        near: the paper's name of the OOD set.
+        of: our data sets, each with other classes held out. They count as splits.
+    """
+
+    near: str
+    of: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Names:
     """A paper's file ``<paper>.yaml``: our names for the paper's names.
 
@@ -81,6 +95,8 @@ class Names:
         stand_ins: table, or ``all`` for tables without an entry -> a set that we do not have -> our set that replaces
             it, on a separate page.
         stand_in_notes: our set -> what it is beside the set that it replaces, and the limits of its page.
+        folds: a set that we do not have -> our folds of held-out classes, on a third page of each table that prints
+            scores of its near OOD set.
         default_run: the tables that runs of params.yaml and its overlays fill on the paper's own data sets.
         default_run_note: the limits of a page of such runs, on the paper's data or on a stand-in.
         settings: a setting of ``methods`` -> settings of runs of params.yaml and its overlays that also count for it.
@@ -97,6 +113,7 @@ class Names:
     transfers: dict[str, str] = field(default_factory=dict)
     stand_ins: dict[str, dict[str, str]] = field(default_factory=dict)
     stand_in_notes: dict[str, str] = field(default_factory=dict)
+    folds: dict[str, Folds] = field(default_factory=dict)
     default_run: tuple[str, ...] = ()
     default_run_note: str = ""
     settings: dict[str, tuple[str, ...]] = field(default_factory=dict)
@@ -153,6 +170,17 @@ class PaperTable:
             return None
         others = {name: stand_ins.get(name, ours) for name, ours in self.names.transfers.items()}
         return replace(self, names=replace(self.names, datasets=self.names.datasets | stand_ins, transfers=others))
+
+    def on_folds(self, dataset: str) -> "PaperTable | None":
+        """Return the table with our folds of held-out classes in place of a set, and these classes as its near OOD set.
+
+        It is None if ``dataset`` has no folds, or if the table prints no score of the near OOD set.
+        """
+        folds, table = self.names.folds.get(dataset), self.on_stand_ins(dataset)
+        if folds is None or table is None or not any(m.endswith(f":{folds.near}") for m in self.metrics(dataset)):
+            return None
+        ours = {**table.names.datasets, dataset: folds.of[0], folds.near: HELD_OUT}
+        return replace(table, names=replace(table.names, datasets=ours))
 
     @property
     def folder(self) -> str:

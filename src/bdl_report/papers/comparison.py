@@ -7,9 +7,11 @@ print(pages.markdown(compare(papers.load("vbll:table2"), "Boston", [run]), {"com
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Final, Literal, get_args
+
+import pyarrow as pa
 
 from bdl_pipe.metrics.written import seconds
 from bdl_pipe.scores import Estimate, Quantity, RunScores
@@ -17,9 +19,11 @@ from bdl_pipe.scores import Estimate, Quantity, RunScores
 from . import PaperTable
 from .order import FAR, Pair
 
-Kind = Literal["protocol", "default run", "stand-in"]
+Kind = Literal["protocol", "default run", "stand-in", "held-out classes"]
 KINDS: Final[tuple[Kind, ...]] = get_args(Kind)
+_ELSEWHERE: Final = ("stand-in", "held-out classes")
 _NOTHING: Final = "—"
+KEYS: Final = ", "  # between the keys of the runs in one line
 _COLUMNS: Final = (
     *("dataset", "method", "run", "setting", "metric"),
     *("ours", "error", "n", "paper", "paper_error", "z", "fit_seconds", "kind"),
@@ -57,7 +61,7 @@ class Line:
 
     Attributes:
         method: the paper's name, or our name for a run that the paper does not have.
-        run: the run's key; None if the method has no run.
+        run: the run's key, or the keys of its folds; None if the method has no run.
         ran: whether the run has scores.
         cells: the paper's metric -> the two figures.
         seconds: the mean seconds of one fit, upstream runs included.
@@ -93,7 +97,8 @@ class Comparison:
     Attributes:
         dataset: the paper's name.
         lines: the paper's methods in its order, then our other runs.
-        kind: the origin of our figures: the paper's protocol, or runs of params.yaml on the paper's data or a stand-in.
+        kind: the origin of our figures: the paper's protocol, or runs of params.yaml on the paper's data, on a
+            stand-in, or on folds of held-out classes of a stand-in.
     """
 
     table: PaperTable
@@ -104,7 +109,7 @@ class Comparison:
     @property
     def stand_in(self) -> str:
         """Return our data set in place of the paper's; empty if our figures are on the paper's own data set."""
-        return self.table.names.datasets[self.dataset] if self.kind == "stand-in" else ""
+        return self.table.names.datasets[self.dataset] if self.kind in _ELSEWHERE else ""
 
     @property
     def head(self) -> list[str]:
@@ -198,7 +203,7 @@ def compare(table: PaperTable, dataset: str, runs: Iterable[Ours], kind: Kind = 
 
     Args:
         dataset: the paper's name.
-        kind: for a stand-in, ``table`` must be the result of ``on_stand_ins``.
+        kind: ``table`` must be the result of :func:`of_kind` for it.
     """
     runs, lines = runs_of(table, dataset, runs), list[Line]()
     for method in table.figures[dataset]:
@@ -216,7 +221,7 @@ def read(table: PaperTable, text: str) -> Comparison:
     rows = list(csv.DictReader(io.StringIO(text)))
     dataset = rows[0]["dataset"]
     kind: Kind = next((kind for kind in KINDS if kind == rows[0].get("kind")), "protocol")
-    table = table.on_stand_ins(dataset) or table if kind == "stand-in" else table
+    table = of_kind(table, dataset, kind) or table
     figures, lines = table.figures[dataset], list[Line]()
     for (title, run, setting), group in groupby(rows, lambda row: (row["method"], row["run"], row["setting"])):
         bare, pairs, took = title.removesuffix(f" ({setting})"), dict[str, Pair](), list[str]()
@@ -229,6 +234,36 @@ def read(table: PaperTable, text: str) -> Comparison:
         ran = bool(took) or any(pair.ours for pair in pairs.values())
         lines.append(Line(title, run or None, setting, ran, pairs, float(took[0]) if took else None))
     return Comparison(table, dataset, lines, kind)
+
+
+def of_kind(table: PaperTable, dataset: str, kind: Kind) -> PaperTable | None:
+    """Return the table with our names of the sets on a page of this kind; None if there is no such page."""
+    if kind in _ELSEWHERE:
+        return table.on_stand_ins(dataset) if kind == "stand-in" else table.on_folds(dataset)
+    return None if kind == "default run" and table.table not in table.names.default_run else table
+
+
+def over_folds(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:
+    """Return the runs on a data set's folds of held-out classes, each fold as a split of one run.
+
+    A run of a method and setting that a fold lacks is left out: means over other folds would not be comparable.
+    """
+    folds, same = table.names.folds[dataset].of, dict[tuple[str, str], dict[str, Ours]]()
+    for run in runs:
+        if run.dataset in folds and run.scores is not None:
+            same.setdefault((run.method, run.setting), {})[run.dataset] = run
+    return [_joined([of[fold] for fold in folds]) for of in same.values() if len(of) == len(folds)]
+
+
+def _joined(runs: Sequence[Ours]) -> Ours:
+    """Return one run whose split i is run i; its key names all runs."""
+    tables = []
+    for i, run in enumerate(runs):
+        assert run.scores is not None
+        stored = run.scores.stored
+        place, split = stored.schema.get_field_index("split"), stored.schema.field("split")
+        tables.append(stored.set_column(place, split, pa.array([i] * len(stored), split.type)))
+    return replace(runs[0], key=KEYS.join(run.key for run in runs), scores=RunScores(pa.concat_tables(tables)))
 
 
 def runs_of(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ours]:

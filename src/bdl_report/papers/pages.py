@@ -45,11 +45,16 @@ def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
     """Return the file name of a page, without its suffix.
 
     Args:
-        table: the result of ``on_stand_ins`` if the page compares a stand-in.
+        table: the result of :func:`.comparison.of_kind`.
         dataset: the paper's name.
     """
     ours, theirs = table.names.datasets[dataset], dataset.lower().replace(" ", "_")
-    ends = {"protocol": ours, "default run": f"{ours}-default_run", "stand-in": f"{theirs}-on-{ours}"}
+    ends = {
+        "protocol": ours,
+        "default run": f"{ours}-default_run",
+        "stand-in": (on := f"{theirs}-on-{ours}"),
+        "held-out classes": on,
+    }
     return f"{table.table}-{ends[kind]}"
 
 

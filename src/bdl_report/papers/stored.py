@@ -8,11 +8,12 @@ from typing import Final
 from bdl_pipe.files import write_bytes
 
 from . import PaperTable, load, tables
-from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, read
+from .comparison import KINDS, Comparison, Kind, Line, Ours, compare, of_kind, over_folds, read
 from .pages import facts_of, markdown, stem
 
 EARLIER: Final = "rows of an earlier page"  # a fact of a page: these rows, and where their figures come from
-_ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting", EARLIER)
+_ORIGIN: Final = ("params", "commit", "device", "torch", "seconds of fitting")
+_THEN: Final = " // "  # between groups of rows with different origins
 
 
 def stored(results: Path) -> Iterator[tuple[Path, Comparison]]:
@@ -60,8 +61,22 @@ def completed(
     if not added:
         return comparison, facts
     stored_facts = facts_of(path.with_suffix(".md").read_text(encoding="utf-8"))
-    origin = "; ".join(f"{name} {stored_facts[name]}" for name in _ORIGIN if name in stored_facts)
-    return replace(comparison, lines=lines), {**facts, EARLIER: f"{', '.join(added)}: {origin}"}
+    groups: dict[str, list[str]] = {}
+    for method in added:
+        groups.setdefault(_origin(method, stored_facts), []).append(method)
+    earlier_rows = _THEN.join(f"{', '.join(methods)}: {origin}" for origin, methods in groups.items())
+    return replace(comparison, lines=lines), {**facts, EARLIER: earlier_rows}
+
+
+def _origin(method: str, facts: Mapping[str, str]) -> str:
+    """Return the origin of a method's row on a stored page: of an earlier page, or else the page's own facts."""
+    # older pages have a group of an earlier page inside the next page's group
+    groups = facts.get(EARLIER, "").replace(f"; {EARLIER} ", _THEN).split(_THEN)
+    for group in reversed(groups):
+        methods, _, origin = group.partition(f": {_ORIGIN[0]} ")
+        if f", {method}, " in f", {methods}, ":
+            return f"{_ORIGIN[0]} {origin}"
+    return "; ".join(f"{name} {facts[name]}" for name in _ORIGIN if name in facts)
 
 
 def rewrite(results: Path) -> Iterator[Path]:
@@ -79,19 +94,19 @@ def of_default_run(runs: Sequence[Ours]) -> Iterator[tuple[Path, Comparison]]:
         For each page its CSV file, below ``results``, and the comparison.
     """
     for table, dataset, kind in _possible():
-        if kind == "protocol" or (kind == "default run" and table.table not in table.names.default_run):
+        if kind == "protocol":
             continue
-        wanted = [run for run in runs if any(run.stands_for(method, table) for method in table.figures[dataset])]
+        ours = over_folds(table, dataset, runs) if kind == "held-out classes" else runs
+        wanted = [run for run in ours if any(run.stands_for(method, table) for method in table.figures[dataset])]
         comparison = compare(table, dataset, wanted, kind)
         if any(pair.ours for pair in comparison.cells.values()):
             yield Path(table.folder) / f"{stem(table, dataset, kind)}.csv", comparison
 
 
 def _possible() -> Iterator[tuple[PaperTable, str, Kind]]:
-    """List every possible page: its table (on stand-ins for a page of stand-ins), its data set and its kind."""
+    """List every possible page: its table with our names of the sets there, its data set and its kind."""
     for table in map(load, tables()):
         for dataset in table.figures:
             for kind in KINDS:
-                of = table.on_stand_ins(dataset) if kind == "stand-in" else table
-                if of is not None:
+                if (of := of_kind(table, dataset, kind)) is not None:
                     yield of, dataset, kind

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from bdl_pipe.data.catalog import HELD_OUT
 from bdl_pipe.metrics.written import seconds
 
 from . import PaperTable, load, tables
@@ -126,13 +127,18 @@ def _sort(table: PaperTable, dataset: str, method: str, metric: str, known: Sequ
     at_hand = table.names.datasets[dataset] in AT_HAND
     of = table if at_hand else table.on_stand_ins(dataset)
     gpu = at_hand and table.names.source(table.table) in table.names.gpu
+    on_folds = table.on_folds(dataset)
+    if on_folds is not None and on_folds.quantity(metric, method).name == HELD_OUT:
+        of = on_folds
     theirs = table.names.methods[method]
     if theirs.method is None:
         missing.needs[f"a method that is not built here ({method}: {theirs.absent or theirs.note})"] += 1
     elif of is None or of.names.datasets[dataset] not in AT_HAND | of.names.stand_in_notes.keys():
         own = of is None and dataset in table.names.stand_ins.get("all", {})
         missing.needs[f"the data of {dataset}" + " (the table prints its stand-in, too)" * own] += 1
-    elif (where := of.quantity(metric, method)).set in ("ood", "transfer") and where.name not in AT_HAND - _PAIRS:
+    elif (where := of.quantity(metric, method)).set in ("ood", "transfer") and where.name not in AT_HAND - _PAIRS | {
+        HELD_OUT
+    }:
         missing.needs[f"the data of {metric.partition(':')[2]}"] += 1
     elif maker := _maker(of, dataset, method, known, at_hand=at_hand, gpu=gpu):
         source, key = maker
