@@ -1,6 +1,8 @@
 """The interfaces of fitted posteriors, and the joint distribution that follows from each of them."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +15,22 @@ from .joint_regression import JointContinuous
 from .networks.last_layer import LastLayer
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
+
+_P, _T = ParamSpec("_P"), TypeVar("_T")
+
+
+def grad_of_inputs(answer: Callable[Concatenate[Any, Tensor, _P], _T]) -> Callable[Concatenate[Any, Tensor, _P], _T]:
+    """Decorate a posterior's answer: it records a graph only if its inputs require a gradient.
+
+    Acquisition functions are maximised by their gradient with respect to the inputs.
+    """
+
+    @wraps(answer)
+    def call(self: Any, inputs: Tensor, *args: _P.args, **more: _P.kwargs) -> _T:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and inputs.requires_grad):
+            return answer(self, inputs, *args, **more)
+
+    return call
 
 
 @runtime_checkable

@@ -27,6 +27,7 @@ from ..joint_predictive import GaussianFunctions
 from ..linear_regression import LinearPosterior, with_bias
 from ..networks import MlpConfig, Network
 from ..networks.base import Replicas
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
@@ -138,13 +139,13 @@ class LinearFunctionsPosterior(StoredPosterior):
         """Return φᵀg of rows; None with one noise."""
         return None if self.noise_head is None else phi @ self.noise_head
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         phi = self.features(inputs)
         return self.layer.predict(phi, self.log_noise(phi), inputs.dtype)
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
         phi = self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])

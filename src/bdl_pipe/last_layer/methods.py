@@ -24,6 +24,7 @@ from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
 from ..networks.last_layer import ClassShares, LastLayer, linear
 from ..networks.variational import MeanField
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig, Weights
@@ -108,7 +109,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
     key, spec_class = "last_layer", LastLayerSpec
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
         """Predict; ``class_shares``, of a generative layer, replace the training rows' shares of the classes.
 
@@ -128,7 +129,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
             layer = linear(features, learner.layer.mean)
             return layer if draws == 1 else LastLayer(features, layer.logits, layer.origin)
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`LastLayerLearner.functions` of transformed inputs."""
         with self.lent() as learner:

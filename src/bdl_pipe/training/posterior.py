@@ -15,6 +15,7 @@ from ..data.fitdata import FitData
 from ..method import Inputs, StageSpec, Task
 from ..networks import NetworkConfig, fastest_order
 from ..networks.base import Replicas
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -146,7 +147,7 @@ class LearnerPosterior(Generic[L]):
         """Return a context with the learner for one call; some learners put drawn weights into themselves."""
         return self._learners.one()
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Predict. Draws, if any, depend on ``rng`` alone and not on the batch."""
         with self.lent() as learner:
