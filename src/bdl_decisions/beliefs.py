@@ -97,6 +97,16 @@ class PosteriorBelief:
 
         return of_rows
 
+    def gaussian(
+        self, candidates: Points, rng: Seed
+    ) -> tuple[Float[Tensor, "group candidate"], Float[Tensor, "group candidate candidate"]] | None:
+        """Return mean and covariance of the functions at each group, float64; None if they are not one Gaussian."""
+        functions = self._functions(self._fitted(candidates), rng)
+        if functions is None or len(functions.mean) > 1:
+            return None
+        scale = self._scale
+        return self._own_units(functions.mean[0, ..., 0]), scale**2 * functions.covariance[0, :, 0].double()
+
     def parts(self, candidates: Points, rng: Seed) -> tuple[Tensor, Tensor]:
         """Return means and standard deviations of the marginals.
 
@@ -113,9 +123,7 @@ class PosteriorBelief:
                 mean, variance = functions.mean[..., 0], functions.covariance[:, :, 0].diagonal(dim1=-2, dim2=-1)
                 sd = variance.clamp_min(0).sqrt()
             means.append(self._own_units(mean))
-            scale = self._predictor.transform.scale
-            assert scale is not None
-            deviations.append(sd.double() * scale[0].double())
+            deviations.append(sd.double() * self._scale)
         return torch.cat(means, 1), torch.cat(deviations, 1)
 
     def means(self, candidates: Points, rng: Seed) -> Float[Tensor, "group candidate"]:
@@ -190,6 +198,12 @@ class PosteriorBelief:
     def _inputs(self, candidates: Points) -> Tensor:
         flat = candidates.reshape(-1, *candidates.shape[2:])
         return self._predictor.transform.inputs(flat).unflatten(0, candidates.shape[:2])
+
+    @property
+    def _scale(self) -> float:
+        scale = self._predictor.transform.scale
+        assert scale is not None
+        return float(scale[0])
 
     def _own_units(self, values: Tensor) -> Tensor:
         return self._predictor.transform.own_units(values[..., None])[..., 0]

@@ -16,7 +16,8 @@ from .networks.last_layer import LastLayer
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
 
-_P, _T = ParamSpec("_P"), TypeVar("_T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
 def grad_of_inputs(answer: Callable[Concatenate[Any, Tensor, _P], _T]) -> Callable[Concatenate[Any, Tensor, _P], _T]:
@@ -26,7 +27,7 @@ def grad_of_inputs(answer: Callable[Concatenate[Any, Tensor, _P], _T]) -> Callab
     """
 
     @wraps(answer)
-    def call(self: Any, inputs: Tensor, *args: _P.args, **more: _P.kwargs) -> _T:
+    def call(self: Any, inputs: Tensor, /, *args: _P.args, **more: _P.kwargs) -> _T:
         with torch.set_grad_enabled(torch.is_grad_enabled() and inputs.requires_grad):
             return answer(self, inputs, *args, **more)
 
