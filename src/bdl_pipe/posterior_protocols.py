@@ -80,6 +80,25 @@ class GaussianPosterior(Protocol):
 
 
 @runtime_checkable
+class OnlinePosterior(Protocol):
+    """A posterior that further rows update in closed form, with the features and the noise of the fit."""
+
+    def learnt(self, inputs: Tensor, targets: Tensor, *, keep: float) -> State:
+        """Return the state of the posterior given further rows, as from a fit of the layer to all rows.
+
+        Args:
+            inputs: transformed inputs [row, ...], the oldest first.
+            targets: transformed targets [row, output], or labels [row].
+            keep: what is left of the weight of all earlier rows, and of the prior, after each row, in (0, 1]; 1 forgets
+                nothing.
+
+        Raises:
+            UserError: a setting of this fit has no closed form.
+        """
+        ...
+
+
+@runtime_checkable
 class JointPosterior(Protocol):
     """A posterior with its own joint of several inputs, not from a Gaussian and not from its predictive's draws."""
 

@@ -33,7 +33,9 @@ def test_botorchs_acquisition_and_optimiser_agree_with_ours(method: str) -> None
     points = torch.from_numpy(question.candidates[0])
     theirs = LogExpectedImprovement(model, question.best)
     ours = ascent.improvement_of(belief, question, 1.0, Seed(0), points[:0])
-    assert ours(points).numpy() == pytest.approx(theirs(points[:, None]).numpy(), rel=1e-6, abs=1e-4)  # their jitter, 1e-8
+    assert ours(points).numpy() == pytest.approx(
+        theirs(points[:, None]).numpy(), rel=1e-6, abs=1e-4
+    )  # their jitter, 1e-8
     with torch.random.fork_rng():
         torch.manual_seed(0)
         _, best = optimize_acqf(theirs, CUBE, 1, num_restarts=8, raw_samples=200)

@@ -24,7 +24,7 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
-from ..linear_regression import LinearPosterior, with_bias
+from ..linear_regression import LinearPosterior, RecursiveLayer, with_bias
 from ..networks import MlpConfig, Network
 from ..networks.base import Replicas
 from ..posterior_protocols import grad_of_inputs
@@ -138,6 +138,15 @@ class LinearFunctionsPosterior(StoredPosterior):
     def log_noise(self, phi: Float[Tensor, "*rows feature"]) -> Float[Tensor, "*rows 1"] | None:
         """Return φᵀg of rows; None with one noise."""
         return None if self.noise_head is None else phi @ self.noise_head
+
+    @torch.no_grad()
+    def learnt(self, inputs: Tensor, targets: Tensor, *, keep: float) -> State:
+        """Return the state given further rows; see :class:`~bdl_pipe.posterior_protocols.OnlinePosterior`."""
+        phi, factor = self.features(inputs).double(), self.layer.factor.double()
+        precision = factor @ factor.mT
+        layer = RecursiveLayer(precision, precision @ self.layer.mean.double(), self.layer.noise_variance.double())
+        layer.learn(phi, targets, self.log_noise(phi), keep)
+        return State(dict(self._state.tensors) | vars(layer.posterior()), self._state.config)
 
     @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:

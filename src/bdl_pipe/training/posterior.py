@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -157,9 +157,8 @@ class LearnerPosterior(Generic[L]):
     def state(self) -> State:
         return State(dict(self.learner.state_dict()), dict(self._config))
 
-    @final
     @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LearnerPosterior[L]":
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> Self:
         learner = cls.skeleton(read(cls.spec_class, state.config["spec"], "spec")).to(device)
         learner.load_state_dict(state.tensors)
         return cls(learner, state.config)
