@@ -43,7 +43,7 @@ LIST := sed -n '/^\# The extras/q; /==/p' constraints.txt
 SETTINGS := $(BIN)/python -m pip config list | sed -n 's/^.*\.find-links=/export UV_FIND_LINKS=/p; \
   s/^.*\.index-url=/export UV_DEFAULT_INDEX=/p; s/^.*\.extra-index-url=/export UV_INDEX=/p; s/^.*\.cert=/export SSL_CERT_FILE=/p'
 PIP := $(BIN)/python -m pip --quiet --disable-pip-version-check install --no-compile
-EXTRAS := pipeline,test,onnx,tables,lamb,jobs,s3
+EXTRAS := pipeline,test,botorch,onnx,tables,lamb,jobs,s3
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed: make PYTHON=/path/to/python3.11"; exit 1; }

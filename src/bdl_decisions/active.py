@@ -57,7 +57,7 @@ class Labelling:
         self._asked, wanted = drawn[: self._candidates], drawn[self._candidates :][: self._wanted]
         return Question(self._rows[self._asked][None], rounds, inputs=self._rows[wanted])
 
-    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def answer(self, question: Question, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         new = self._asked[chosen[0]]
         self._known, self._pool = np.concatenate([self._known, new]), np.setdiff1d(self._pool, new)
         return self._rows[new], self._labels[new]

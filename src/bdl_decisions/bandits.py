@@ -72,7 +72,7 @@ class Bandit:
         here = slice(self._done, self._done + rounds)
         return Question(in_blocks(self._rows[here], self._means.shape[1]), truth=self._means[here])
 
-    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def answer(self, question: Question, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         arms, here = chosen[:, 0], np.arange(self._done, self._done + len(chosen))
         self._chosen, self._done = np.concatenate([self._chosen, arms]), self._done + len(chosen)
         rows = in_blocks(self._rows[here], self._means.shape[1])[np.arange(len(arms)), arms]

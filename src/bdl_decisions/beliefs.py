@@ -1,7 +1,8 @@
 """Fitted posteriors as beliefs: the answers of each posterior class, or an error of one line."""
 
-from collections.abc import Sequence
-from typing import Final, final
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, Final, final
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
 from bdl_pipe.trajectory.linearised import LinearisedFunctions
 
+from .question import Points
 from .recursive import RecursivePosterior, recursive
 
 _AT_ONCE: Final = 2_000_000  # the most numbers in a batch of candidates, to limit memory in long blocks of rounds
@@ -49,8 +51,7 @@ class PosteriorBelief:
     def learns(self) -> bool:
         return self._updated is not None
 
-    @torch.no_grad()
-    def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+    def values(self, candidates: Points, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
         """Draw functions; groups have different functions.
 
         Raises:
@@ -74,8 +75,40 @@ class PosteriorBelief:
             parts.append(self._own_units(drawn))
         return torch.cat(parts, 1)
 
-    @torch.no_grad()
-    def parts(self, candidates: np.ndarray, rng: Seed) -> tuple[Tensor, Tensor]:
+    def drawn(self, rng: Seed) -> Callable[[Points], Float[Tensor, " row"]] | None:
+        """Draw one function: by the last layer's weights, or as one of the posterior's draws.
+
+        Raises:
+            UserError: see :meth:`values`.
+        """
+        posterior = self._updated or recursive(self._predictor.posterior)
+        if posterior is not None:
+            function = posterior.drawn(rng)
+        elif isinstance(self._predictor.posterior, GaussianPosterior):
+            return None
+        else:
+            share = float(torch.rand((), generator=rng.fold("which").generator()))
+
+            def function(inputs: Tensor) -> Tensor:
+                means = self._means(inputs, rng)
+                return means[int(share * len(means))]
+
+        def of_rows(rows: Points) -> Tensor:
+            return self._own_units(function(self._inputs(self._fitted(rows)[None])[0]))
+
+        return of_rows
+
+    def gaussian(
+        self, candidates: Points, rng: Seed
+    ) -> tuple[Float[Tensor, "group candidate"], Float[Tensor, "group candidate candidate"]] | None:
+        """Return mean and covariance of the functions at each group, float64; None if they are not one Gaussian."""
+        functions = self._functions(self._fitted(candidates), rng)
+        if functions is None or len(functions.mean) > 1:
+            return None
+        scale = self._scale
+        return self._own_units(functions.mean[0, ..., 0]), scale**2 * functions.covariance[0, :, 0].double()
+
+    def parts(self, candidates: Points, rng: Seed) -> tuple[Tensor, Tensor]:
         """Return means and standard deviations of the marginals.
 
         Raises:
@@ -91,13 +124,10 @@ class PosteriorBelief:
                 mean, variance = functions.mean[..., 0], functions.covariance[:, :, 0].diagonal(dim1=-2, dim2=-1)
                 sd = variance.clamp_min(0).sqrt()
             means.append(self._own_units(mean))
-            scale = self._predictor.transform.scale
-            assert scale is not None
-            deviations.append(sd.double() * scale[0].double())
+            deviations.append(sd.double() * self._scale)
         return torch.cat(means, 1), torch.cat(deviations, 1)
 
-    @torch.no_grad()
-    def means(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "group candidate"]:
+    def means(self, candidates: Points, rng: Seed) -> Float[Tensor, "group candidate"]:
         """Return the mean of the predictive, which every posterior of regression has."""
         if self._updated is not None:
             return self.parts(candidates, rng)[0].mean(0)
@@ -142,7 +172,7 @@ class PosteriorBelief:
     def _no_updates(self) -> UserError:
         return UserError(f"{self._method}: has no one-row updates: its posterior must be refitted (updates: false)")
 
-    def _functions(self, candidates: np.ndarray, rng: Seed) -> GaussianFunctions | None:
+    def _functions(self, candidates: Points, rng: Seed) -> GaussianFunctions | None:
         """Return the Gaussian over functions at each group; None if the posterior holds none."""
         posterior = self._updated or self._predictor.posterior
         if not isinstance(posterior, GaussianPosterior | RecursivePosterior):
@@ -156,27 +186,36 @@ class PosteriorBelief:
             raise self._refusal("draws of functions")
         return functions
 
-    def _draws(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+    def _draws(self, candidates: Points, rng: Seed) -> Float[Tensor, "draw group candidate"]:
         inputs = self._inputs(candidates)
-        predictive = self._predictor.posterior.predict(inputs.flatten(0, 1), rng=rng)
+        return self._means(inputs.flatten(0, 1), rng).unflatten(1, inputs.shape[:2])
+
+    def _means(self, inputs: Tensor, rng: Seed) -> Float[Tensor, "draw row"]:
+        predictive = self._predictor.posterior.predict(inputs, rng=rng)
         if not isinstance(predictive, Gaussian | StudentT) or len(predictive.draw_mean) == 1:
             raise self._refusal("draws of functions")
-        return predictive.draw_mean[..., 0].unflatten(1, inputs.shape[:2])
+        return predictive.draw_mean[..., 0]
 
-    def _inputs(self, candidates: np.ndarray) -> Tensor:
+    def _inputs(self, candidates: Points) -> Tensor:
         flat = candidates.reshape(-1, *candidates.shape[2:])
         return self._predictor.transform.inputs(flat).unflatten(0, candidates.shape[:2])
+
+    @property
+    def _scale(self) -> float:
+        scale = self._predictor.transform.scale
+        assert scale is not None
+        return float(scale[0])
 
     def _own_units(self, values: Tensor) -> Tensor:
         return self._predictor.transform.own_units(values[..., None])[..., 0]
 
-    def _fitted(self, rows: np.ndarray) -> np.ndarray:
+    def _fitted(self, rows: Any) -> Any:
         return rows if self._columns is None else rows[..., self._columns]
 
-    def _in_parts(self, candidates: np.ndarray) -> list[np.ndarray]:
+    def _in_parts(self, candidates: Points) -> list[Points]:
         candidates = self._fitted(candidates)
-        count = max(1, -(-candidates.size // _AT_ONCE))
-        return np.array_split(candidates, min(len(candidates), count))
+        count = min(len(candidates), max(1, -(-math.prod(candidates.shape) // _AT_ONCE)))
+        return [candidates[part[0] : part[-1] + 1] for part in np.array_split(np.arange(len(candidates)), count)]
 
     def _refusal(self, what: str) -> UserError:
         return UserError(

@@ -1,6 +1,7 @@
 """The loop that all decisions share: fit, ask, choose, observe."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -8,7 +9,7 @@ import numpy as np
 from bdl_pipe.errors import DataError
 from bdl_pipe.seeds import Seed
 
-from .question import Belief, Problem
+from .question import Belief, Problem, Question
 from .rules import Rule, uniform
 
 Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets, address) -> the belief
@@ -40,9 +41,16 @@ def play(
         learns = belief is not None and belief.learns
         step = 1 if learns else max(1, stop - start)
         for at in range(start, stop, step):
-            chosen = choose(belief, question := problem.question(min(step, stop - at)), width, rng.fold("round", at))
+            question, address = problem.question(min(step, stop - at)), rng.fold("round", at)
+            if question.continuous and rule.propose is not None and choose is rule.choose:
+                points = rule.propose(belief, question, width, address)
+                _check_points(points, question)
+                question = replace(question, candidates=points[None])
+                chosen = np.arange(len(points))[None]
+            else:
+                chosen = choose(belief, question, width, address)
             _check(chosen, question.candidates.shape, question.count)
-            rows, targets = problem.answer(chosen)
+            rows, targets = problem.answer(question, chosen)
             _require_finite(rows, targets, at)
             if learns and belief is not None:
                 belief.learn(rows, targets)
@@ -64,6 +72,13 @@ def _require_finite(rows: np.ndarray, targets: np.ndarray, at: int) -> None:
         if len(wrong):
             rule = f"must be finite, got {wrong[0]} in round {at}"
             raise DataError(f"problem: its {name} {rule}; give a failed evaluation the worst value that you know")
+
+
+def _check_points(points: np.ndarray, question: Question) -> None:
+    """Check the points that a rule, which may come from a plugin, proposes in the unit cube."""
+    shape = (question.count, question.candidates.shape[2])
+    if points.shape != shape or not bool(((points >= 0) & (points <= 1)).all()):
+        raise ValueError(f"a rule must propose {list(shape)} numbers in [0, 1], got {list(points.shape)}: {points}")
 
 
 def _check(chosen: np.ndarray, shape: tuple[int, ...], count: int) -> None:

@@ -1,7 +1,8 @@
-"""Bayesian optimisation of costly functions: two test functions from the literature, and any table of evaluations.
+"""Bayesian optimisation of costly functions: test functions from the literature, and any table of evaluations.
 
-An agent maximises; to minimise a function, its sign is changed. Inputs lie in the unit cube. Each step chooses a
-batch from candidates: half of them uniform, half around the best input so far, or all remaining rows of a table.
+An agent maximises; to minimise a function, its sign is changed. Inputs lie in the unit cube. Each step chooses a batch:
+any points, for which a rule starts from candidates, half of them uniform, half around the best input so far; or rows of
+a table, from all that are left.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,43 +15,11 @@ from bdl_pipe.data import catalog
 from bdl_pipe.errors import require
 from bdl_pipe.seeds import Seed
 
+from .functions import FUNCTIONS
 from .question import Belief, Question
 from .tables import inputs_of, raw_of
 
 _NEAR: Final = 0.1  # standard deviation of candidates around the best input, in the unit cube
-
-
-def branin(x: np.ndarray) -> np.ndarray:
-    """Return Branin's function [row] of rows of the unit square; its minimum is 0.397887."""
-    u, v = 15 * x[..., 0] - 5, 15 * x[..., 1]
-    b, c, t = 5.1 / (4 * np.pi**2), 5 / np.pi, 1 / (8 * np.pi)
-    return (v - b * u**2 + c * u - 6) ** 2 + 10 * (1 - t) * np.cos(u) + 10
-
-
-_ALPHA: Final = np.array([1.0, 1.2, 3.0, 3.2])
-_A: Final = np.array(
-    [[10, 3, 17, 3.5, 1.7, 8], [0.05, 10, 17, 0.1, 8, 14], [3, 3.5, 1.7, 10, 17, 8], [17, 8, 0.05, 10, 0.1, 14]]
-)
-_P: Final = 1e-4 * np.array(
-    [
-        [1312, 1696, 5569, 124, 8283, 5886],
-        [2329, 4135, 8307, 3736, 1004, 9991],
-        [2348, 1451, 3522, 2883, 3047, 6650],
-        [4047, 8828, 8732, 5743, 1091, 381],
-    ]
-)
-
-
-def hartmann6(x: np.ndarray) -> np.ndarray:
-    """Return Hartmann's function of six inputs [row]; its minimum is −3.32237."""
-    inner = (_A * (x[..., None, :] - _P) ** 2).sum(-1)
-    return -(_ALPHA * np.exp(-inner)).sum(-1)
-
-
-FUNCTIONS: Final[Mapping[str, tuple[Callable[[np.ndarray], np.ndarray], int, float]]] = {  # with inputs and minimum
-    "branin": (branin, 2, 0.39788735772973816),
-    "hartmann6": (hartmann6, 6, -3.322368011415515),
-}
 
 
 @final
@@ -93,15 +62,15 @@ class Search:
         if self._grid is None:
             half = (self._count // 2, self._rows.shape[1])
             near = np.clip(best + _NEAR * random.standard_normal(half), 0, 1)
-            self._asked = np.concatenate([random.random((self._count - half[0], half[1])), near])
+            asked = np.concatenate([random.random((self._count - half[0], half[1])), near])
         else:
             seen = {row.tobytes() for row in self._rows}
             rest = np.array([row for row in self._grid if row.tobytes() not in seen])
-            self._asked = rest[random.permutation(len(rest))[: self._count]]
-        return Question(self._asked[None], rounds, best=float(self._values.max()))
+            asked = rest[random.permutation(len(rest))[: self._count]]
+        return Question(asked[None], rounds, (self._rows, self._values), continuous=self._grid is None)
 
-    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        rows = self._asked[chosen[0]]
+    def answer(self, question: Question, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = question.candidates[0, chosen[0]]
         values = self._value(rows)
         self._rows, self._values = np.concatenate([self._rows, rows]), np.concatenate([self._values, values])
         return rows, values
@@ -153,14 +122,14 @@ class Optimisation(Steps):
         function: a key of ``FUNCTIONS``.
     """
 
-    function: Literal["branin", "hartmann6"]
+    function: Literal["branin", "hartmann3", "hartmann6", "ackley5", "ackley20", "levy10", "rosenbrock4"]
     name: Literal["optimisation"] = "optimisation"
 
     def problem(self, rng: Seed) -> Search:
         """Draw the first evaluations."""
-        function, columns, minimum = FUNCTIONS[self.function]
-        start = rng.numpy().random((self.start, columns))
-        return Search(lambda x: -function(x), start, -minimum, **self.sizes, rng=rng)
+        function = FUNCTIONS[self.function]
+        start = rng.numpy().random((self.start, function.columns))
+        return Search(lambda x: -function.value(x), start, -function.minimum, **self.sizes, rng=rng)
 
 
 @dataclass(frozen=True)

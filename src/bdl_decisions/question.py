@@ -4,6 +4,7 @@ A problem makes a :class:`Question`: groups of candidates. A rule chooses candid
 answers of a :class:`Belief`. A belief that cannot answer raises a :class:`~bdl_pipe.errors.UserError` of one line.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -13,6 +14,8 @@ from torch import Tensor
 
 from bdl_pipe.seeds import Seed
 
+Points = np.ndarray | Tensor  # raw rows
+
 
 @dataclass(frozen=True)
 class Question:
@@ -21,16 +24,23 @@ class Question:
     Attributes:
         candidates: raw rows [group, candidate, ...].
         count: the number of different candidates to choose from each group.
-        best: in optimisation, the largest value observed so far.
+        known: in optimisation, all evaluations so far: inputs [row, column] and values [row].
+        continuous: whether a rule may choose any other point of the unit cube in place of the candidates.
         inputs: in active learning, rows [row, ...] that represent future predictions.
         truth: the mean reward of each candidate [group, candidate]. Only the rule ``oracle`` reads it.
     """
 
     candidates: np.ndarray
     count: int = 1
-    best: float = 0.0
+    known: tuple[np.ndarray, np.ndarray] | None = None
+    continuous: bool = False
     inputs: np.ndarray | None = None
     truth: np.ndarray | None = None
+
+    @property
+    def best(self) -> float:
+        """Return the largest value so far; 0 if nothing is optimised."""
+        return 0.0 if self.known is None else float(self.known[1].max())
 
 
 @runtime_checkable
@@ -42,17 +52,25 @@ class Belief(Protocol):
         """Return whether :meth:`learn` updates the belief row by row; otherwise it must be fitted again."""
         ...
 
-    def values(self, candidates: np.ndarray, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
-        """Draw functions, each at all candidates of its group together; groups have different functions."""
+    def values(self, candidates: Points, draws: int, rng: Seed) -> Float[Tensor, "draw group candidate"]:
+        """Draw functions, each at all candidates of its group together; groups have different functions.
+
+        A tensor of candidates that requires a gradient is differentiated, here and in :meth:`parts`, :meth:`means` and
+        a function of :meth:`drawn`.
+        """
+        ...
+
+    def drawn(self, rng: Seed) -> Callable[[Points], Float[Tensor, " row"]] | None:
+        """Draw one function of rows [row, column]; None if the posterior cannot keep a function for later rows."""
         ...
 
     def parts(
-        self, candidates: np.ndarray, rng: Seed
+        self, candidates: Points, rng: Seed
     ) -> tuple[Float[Tensor, "part group candidate"], Float[Tensor, "part group candidate"]]:
         """Return the means and standard deviations of the marginals, equal mixtures of Gaussians or points."""
         ...
 
-    def means(self, candidates: np.ndarray, rng: Seed) -> Float[Tensor, "group candidate"]:
+    def means(self, candidates: Points, rng: Seed) -> Float[Tensor, "group candidate"]:
         """Return the mean of each candidate's predictive."""
         ...
 
@@ -93,8 +111,8 @@ class Problem(Protocol):
         """Return the question for the next ``rounds`` rounds."""
         ...
 
-    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Observe the chosen candidates [group, count]; return their rows and targets."""
+    def answer(self, question: Question, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Observe the chosen candidates [group, count] of a question; return their rows and targets."""
         ...
 
     def fitted(self, belief: Belief | None, rng: Seed) -> None:

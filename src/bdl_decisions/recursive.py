@@ -19,7 +19,7 @@ from bdl_pipe.joint_predictive import GaussianFunctions
 from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.last_layer.regression import Regression
 from bdl_pipe.linear_regression import RecursiveLayer
-from bdl_pipe.posterior import Posterior
+from bdl_pipe.posterior import Posterior, grad_of_inputs
 from bdl_pipe.seeds import Seed
 
 
@@ -37,12 +37,20 @@ class RecursivePosterior:
     layer: RecursiveLayer
     log_noise: Callable[[Tensor], Tensor | None]
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
         phi, log_noise = self._rows(inputs.flatten(0, 1))
         shape, layer = inputs.shape[:2], self.layer.posterior()
         return layer.functions(phi.unflatten(0, shape), None if log_noise is None else log_noise.unflatten(0, shape))
+
+    @torch.no_grad()
+    def drawn(self, rng: Seed) -> Callable[[Tensor], Tensor]:
+        """Draw weights, and return their function: transformed inputs [row, ...] -> values [row], in float64."""
+        layer = self.layer.posterior()
+        normal = torch.randn(len(layer.mean), 1, dtype=torch.float64, generator=rng.generator())
+        weights = layer.mean + torch.linalg.solve_triangular(layer.factor.mT, normal, upper=True)
+        return lambda inputs: (self.features(inputs).double() @ weights)[:, 0]
 
     @torch.no_grad()
     def learn(self, inputs: Float[Tensor, "row ..."], targets: Float[Tensor, "row 1"]) -> None:

@@ -22,6 +22,7 @@ from bdl_pipe.plugins import PluginError, Registered
 from bdl_pipe.predictive import mixture
 from bdl_pipe.seeds import Seed
 
+from .ascent import Propose, bound_of, function_of, improvement_of, mean_of, proposes, upper_bound
 from .question import Belief, Question
 
 Choose = Callable[
@@ -41,11 +42,14 @@ class Rule:
         choose: (belief, question, width, address) -> indices of candidates, int64 [group, count].
         of: the kind of targets for which the rule works.
         needs_posterior: whether the rule uses a belief.
+        propose: (belief, question, width, address) -> points of the unit cube [count, column], which are chosen in
+            place of candidates if the question is continuous. None: the rule chooses from the candidates.
     """
 
     choose: Choose
     of: Of = "numbers"
     needs_posterior: bool = True
+    propose: Propose | None = None
 
 
 def uniform(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
@@ -88,9 +92,7 @@ def marginal_thompson(belief: Belief, question: Question, width: float, rng: See
 
 def ucb(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
     """Choose the largest mean + width · standard deviation."""
-    mean, deviation = belief.parts(question.candidates, rng)
-    spread = (deviation.square().mean(0) + mean.var(0, correction=0)).sqrt()
-    return _top(mean.mean(0) + width * spread, question.count)
+    return _top(upper_bound(*belief.parts(question.candidates, rng), width), question.count)
 
 
 def most_improvement(belief: Belief, question: Question, width: float, rng: Seed) -> np.ndarray:
@@ -234,11 +236,11 @@ RULES: Final[Registered[Rule]] = Registered(
     {
         "uniform": Rule(uniform, "any", needs_posterior=False),
         "oracle": Rule(oracle, needs_posterior=False),
-        "greedy": Rule(greedy),
-        "thompson": Rule(thompson),
+        "greedy": Rule(greedy, propose=proposes(mean_of)),
+        "thompson": Rule(thompson, propose=proposes(function_of)),
         "marginal_thompson": Rule(marginal_thompson),
-        "ucb": Rule(ucb),
-        "expected_improvement": Rule(most_improvement),
+        "ucb": Rule(ucb, propose=proposes(bound_of)),
+        "expected_improvement": Rule(most_improvement, propose=proposes(improvement_of)),
         "entropy": Rule(_largest(lambda belief, rows, rng: entropy(belief.log_probs(rows, rng))), "classes"),
         "margin": Rule(_largest(lambda belief, rows, rng: margin(belief.log_probs(rows, rng))), "classes"),
         "bald": Rule(_largest(lambda belief, rows, rng: bald(belief.class_draws(rows, _DRAWS, rng))), "classes"),
@@ -248,12 +250,14 @@ RULES: Final[Registered[Rule]] = Registered(
 )
 
 
-def register_rule(name: str, choose: Choose, of: Of = "numbers") -> None:
-    """Add a rule; agents use it by ``rule: <name>``.
+def register_rule(
+    name: str, choose: Choose, of: Of = "numbers", *, propose: Propose | None = None, needs_posterior: bool = True
+) -> None:
+    """Add a rule; agents use it by ``rule: <name>``. See :class:`Rule` for the arguments.
 
     Raises:
         PluginError: the rule is not a function, or its name is taken.
     """
     if not callable(choose):
         raise PluginError(f"the rule {name} must be a function (belief, question, width, address) -> [group, count]")
-    RULES.add(name, Rule(choose, of), choose.__module__)
+    RULES.add(name, Rule(choose, of, needs_posterior, propose), choose.__module__)

@@ -129,19 +129,19 @@ def _like(features: Tensor, variance: Variance) -> Tensor:
 
 @dataclass
 class RecursiveLayer:
-    """A Gaussian w ~ N(A⁻¹b, A⁻¹) of one output that learns rows: A ← A + φφᵀ/σ², b ← b + φy/σ²; float64.
+    """A Gaussian w ~ N(A⁻¹b, A⁻¹) that learns rows: A ← A + φφᵀ/σ², b ← b + φy/σ²; float64.
 
     The update is exact: after any rows, in any order, the Gaussian equals the posterior of Bayesian linear regression
     on all these rows with the first Gaussian as its prior (Bishop 2006, eqs 3.50–3.51).
 
     Attributes:
         precision: A.
-        shift: b.
+        shift: b, of one output or of several, which share A.
         noise_variance: σ².
     """
 
     precision: Float[Tensor, "h h"]
-    shift: Float[Tensor, " h"]
+    shift: Float[Tensor, " h"] | Float[Tensor, "h o"]
     noise_variance: Float[Tensor, ""]
 
     def learn(
@@ -149,17 +149,25 @@ class RecursiveLayer:
         features: Float[Tensor, "n h"],
         targets: Float[Tensor, "n 1"],
         log_noise: Float[Tensor, "n 1"] | None = None,
+        keep: float = 1.0,
     ) -> None:
-        """Condition the Gaussian on rows with the noise σ²e^g; g is ``log_noise``, and None is 0."""
+        """Condition the Gaussian on rows with the noise σ²e^g; g is ``log_noise``, and None is 0.
+
+        Args:
+            keep: the factor λ of all weights so far after each row: A ← λA + φφᵀ/σ², b ← λb + φy/σ² (exponential
+                forgetting, as in recursive least squares).
+        """
         phi, y = scaled(features.double(), targets.double(), log_noise)
-        weighted = phi.mT / self.noise_variance
-        self.precision = self.precision + weighted @ phi
-        self.shift = self.shift + weighted @ y[:, 0]
+        weights = keep ** torch.arange(len(phi) - 1, -1, -1, dtype=torch.float64, device=phi.device)
+        weighted, earlier = weights * phi.mT / self.noise_variance, keep ** len(phi)
+        self.precision = earlier * self.precision + weighted @ phi
+        self.shift = earlier * self.shift + weighted @ (y[:, 0] if self.shift.ndim == 1 else y)
 
     def posterior(self) -> LinearPosterior:
         """Return the Gaussian as a posterior that predicts."""
         factor = torch.linalg.cholesky(self.precision)
-        return LinearPosterior(torch.cholesky_solve(self.shift[:, None], factor), factor, self.noise_variance)
+        shift = self.shift[:, None] if self.shift.ndim == 1 else self.shift
+        return LinearPosterior(torch.cholesky_solve(shift, factor), factor, self.noise_variance)
 
 
 def best_variances(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]) -> tuple[float, float]:

@@ -257,6 +257,7 @@ class Method:
             (``ensemble``, ``tabm``) are none.
         rival: whether verdicts compare the best Bayesian network with it, since it needs no network.
         optimal: whether its fit ends at an optimum, whatever the seed and the time.
+        online: the tasks for which its posterior learns further rows in closed form (``partial_fit``).
         program: whether its posterior becomes a program of torch.export: it predicts without drawing.
     """
 
@@ -273,4 +274,5 @@ class Method:
     bayesian: bool = False
     rival: bool = False
     optimal: bool = False
+    online: tuple[Task, ...] = ()
     program: bool = False

@@ -31,6 +31,7 @@ from .posterior_protocols import FeaturesPosterior as FeaturesPosterior
 from .posterior_protocols import GaussianPosterior as GaussianPosterior
 from .posterior_protocols import JointPosterior as JointPosterior
 from .posterior_protocols import Posterior as Posterior
+from .posterior_protocols import grad_of_inputs as grad_of_inputs
 from .posterior_protocols import joint as joint
 from .predictive import Categorical, Continuous, Gaussian, Predictive
 from .recalibration import Recalibration
@@ -147,7 +148,7 @@ class NetworkDraws:
         """Stack draws, each a ``state_dict`` of the network."""
         return cls(spec, stack(draws))
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Return the mixture of the draws; ``rng`` is not used. A trunk that all draws share is computed once."""
         draws = unstack(self.weights)

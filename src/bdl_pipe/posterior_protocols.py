@@ -1,6 +1,8 @@
 """The interfaces of fitted posteriors, and the joint distribution that follows from each of them."""
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
@@ -13,6 +15,23 @@ from .joint_regression import JointContinuous
 from .networks.last_layer import LastLayer
 from .predictive import Categorical, Gaussian, Predictive
 from .seeds import Seed
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+
+
+def grad_of_inputs(answer: Callable[Concatenate[Any, Tensor, _P], _T]) -> Callable[Concatenate[Any, Tensor, _P], _T]:
+    """Decorate a posterior's answer: it records a graph only if its inputs require a gradient.
+
+    Acquisition functions are maximised by their gradient with respect to the inputs.
+    """
+
+    @wraps(answer)
+    def call(self: Any, inputs: Tensor, /, *args: _P.args, **more: _P.kwargs) -> _T:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and inputs.requires_grad):
+            return answer(self, inputs, *args, **more)
+
+    return call
 
 
 @runtime_checkable
@@ -57,6 +76,25 @@ class GaussianPosterior(Protocol):
 
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> Functions:
         """Return the Gaussian over the functions' values at the rows of each group; ``rng`` draws a mixture's parts."""
+        ...
+
+
+@runtime_checkable
+class OnlinePosterior(Protocol):
+    """A posterior that further rows update in closed form, with the features and the noise of the fit."""
+
+    def learnt(self, inputs: Tensor, targets: Tensor, *, keep: float) -> State:
+        """Return the state of the posterior given further rows, as from a fit of the layer to all rows.
+
+        Args:
+            inputs: transformed inputs [row, ...], the oldest first.
+            targets: transformed targets [row, output], or labels [row].
+            keep: what is left of the weight of all earlier rows, and of the prior, after each row, in (0, 1]; 1 forgets
+                nothing.
+
+        Raises:
+            UserError: a setting of this fit has no closed form.
+        """
         ...
 
 

@@ -63,7 +63,7 @@ class TwoArms:
     def question(self, rounds: int) -> Question:
         return Question(np.repeat(np.eye(2)[None], COPIES if self.regret else 1, 0))
 
-    def answer(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def answer(self, question, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         arm = int(chosen[0, 0])
         reward = self._means[arm] + NOISE**0.5 * self._luck[len(self.regret), arm]
         self.regret.append(float((self._means.max() - self._means[chosen]).mean()))
@@ -153,8 +153,7 @@ def test_the_regret_of_a_fixed_arm_equals_the_sum_by_hand() -> None:
     problem = Bandit(np.zeros((60, 1)), means, means, initial=1, growth=2.0)
     assert problem.refits == (0, 10, 30) and problem.rounds == 50
     for _ in range(5):
-        problem.question(10)
-        problem.answer(np.full((10, 1), 2))
+        problem.answer(problem.question(10), np.full((10, 1), 2))
     after = means[10:]
     by_hand = (after.max(1) - after[:, 2]).cumsum() / (after.max(1) - after.mean(1)).cumsum()
     curve = dict(problem.curves()["regret"])

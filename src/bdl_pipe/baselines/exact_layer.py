@@ -24,9 +24,10 @@ from ..config import read, to_mapping
 from ..data.fitdata import FitData
 from ..errors import DataError
 from ..joint_predictive import GaussianFunctions
-from ..linear_regression import LinearPosterior, with_bias
+from ..linear_regression import LinearPosterior, RecursiveLayer, with_bias
 from ..networks import MlpConfig, Network
 from ..networks.base import Replicas
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
@@ -139,12 +140,21 @@ class LinearFunctionsPosterior(StoredPosterior):
         return None if self.noise_head is None else phi @ self.noise_head
 
     @torch.no_grad()
+    def learnt(self, inputs: Tensor, targets: Tensor, *, keep: float) -> State:
+        """Return the state given further rows; see :class:`~bdl_pipe.posterior_protocols.OnlinePosterior`."""
+        phi, factor = self.features(inputs).double(), self.layer.factor.double()
+        precision = factor @ factor.mT
+        layer = RecursiveLayer(precision, precision @ self.layer.mean.double(), self.layer.noise_variance.double())
+        layer.learn(phi, targets, self.log_noise(phi), keep)
+        return State(dict(self._state.tensors) | vars(layer.posterior()), self._state.config)
+
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Gaussian:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         phi = self.features(inputs)
         return self.layer.predict(phi, self.log_noise(phi), inputs.dtype)
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return the Gaussian over functions at the rows of each group; ``rng`` is not used."""
         phi = self.features(inputs.flatten(0, 1)).unflatten(0, inputs.shape[:2])

@@ -85,7 +85,6 @@ class ExactGp(gpytorch.models.ExactGP):
             residual = self.train_targets - prior.mean
             return LogDensity.apply(prior.lazy_covariance_matrix.to_dense(), residual).sum()
 
-    @torch.no_grad()
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:
         """Return the mean and the variance of y, including noise."""
         wide = inputs.double().expand(len(self.train_targets), -1, -1)
@@ -94,7 +93,6 @@ class ExactGp(gpytorch.models.ExactGP):
             answer = self.likelihood(self(wide))
             return answer.mean.T, answer.variance.T
 
-    @torch.no_grad()
     def functions(self, inputs: Float[Tensor, "g r d"]) -> tuple[Float[Tensor, "g r o"], Float[Tensor, "g o r r"]]:
         """Return the mean and the covariance of f at the rows of each group."""
         with dense():

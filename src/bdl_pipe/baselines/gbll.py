@@ -244,6 +244,7 @@ GBLL = Method(
     bayesian=True,
     config=GbllConfig,
     tasks=("regression",),
+    online=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH,  # type: ignore[arg-type]
     settings=_SETTINGS,
@@ -253,6 +254,7 @@ LDGBLL = Method(
     bayesian=True,
     config=LdgbllConfig,
     tasks=("regression",),
+    online=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
     search=_SEARCH | {"derivative_variance": (1e-2, 1e1, "log"), "weight": (1e-3, 1.0, "log")},  # type: ignore[arg-type]
     settings={**_SETTINGS, "epochs": 70, "noise_variance": 0.1, **_LATENT},

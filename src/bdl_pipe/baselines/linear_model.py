@@ -119,6 +119,7 @@ LINEAR = Method(
     name="linear",
     config=LinearConfig,
     tasks=("regression", "classification"),
+    online=("regression",),
     stages={"student": StageSpec(fit, random=False)},
     rival=True,
     optimal=True,

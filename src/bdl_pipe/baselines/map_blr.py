@@ -134,6 +134,7 @@ MAP_BLR = Method(
     bayesian=True,
     config=MapBlrConfig,
     tasks=("regression",),
+    online=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
     search={
         "training.optimiser.lr": (1e-3, 1e-1, "log"),

@@ -38,6 +38,7 @@ from ..method import Default, Method, StageSpec
 from ..networks import NetworkConfig
 from ..networks.last_layer import LastLayer, linear
 from ..networks.spectral import bound_spectral_norms, remove_bounds
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Categorical, Gaussian, Predictive, mean_field
 from ..seeds import Seed
 from ..training.learner import FitResult, Learner, TrainingConfig, Weights
@@ -212,7 +213,7 @@ class SngpPosterior(LearnerPosterior[Sngp]):
         with self.lent() as learner:
             return linear(learner.features(inputs), learner.head.T)
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`Sngp.functions` of transformed inputs; ``rng`` is not used."""
         with self.lent() as learner:

@@ -2,7 +2,8 @@
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
@@ -15,16 +16,37 @@ from .. import config, offers
 from ..data.config import DatasetConfig
 from ..data.split_rows import schema
 from ..data.tables.columns import ColumnKind
-from ..errors import ArtifactError, require, short
+from ..errors import ArtifactError, DataError, require, short
 from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
+from ..method import Task
+from ..posterior_protocols import OnlinePosterior
 from ..predictive import Predictive
 from ..recalibration import Recalibration
+from ..registry import METHODS
 from ..seeds import own_settings
 from .fitted import Fitted, fit_parts, place_of, warn_of_few
 from .given import TakesRows, units_of
 from .plan import DATASET, RandomState, about, check_parameters, known, plan, root_of
 from .targets import sample
+
+
+def online(task: Task) -> Callable[["BayesianEstimator"], bool]:
+    """Return whether an estimator's method learns further rows in closed form, for ``available_if``.
+
+    Raises:
+        AttributeError: it does not, or there is no such method.
+    """
+
+    def check(estimator: "BayesianEstimator") -> bool:
+        name = estimator.method
+        if name in METHODS and task in METHODS[name].online:
+            return True
+        can = ", ".join(name for name in METHODS if task in METHODS[name].online)
+        raise AttributeError(f"{name} cannot learn further rows in closed form ({can} can): call fit with all rows")
+
+    return check
+
 
 T = TypeVar("T", bound="BayesianEstimator")
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
@@ -156,6 +178,28 @@ class BayesianEstimator(TakesRows):
         self.fitted_ = Fitted(parts, about(runs, self.method, seed), facts, self.device)
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
+
+    def _partial_fit(self: T, X: object, y: object, keep: float) -> T:
+        """Learn further rows; see :meth:`.regressor.BayesianRegressor.partial_fit`."""
+        if not hasattr(self, "fitted_"):
+            return self.fit(X, y)
+        require(0 < keep <= 1, "keep", "must be in (0, 1]", keep)
+        require(self.conformal is None, "conformal", "must be None for partial_fit", self.conformal)
+        predictor = self.fitted_.predictor()
+        assert isinstance(predictor.posterior, OnlinePosterior), self.method
+        rows = self._rows(X)
+        inputs, targets = predictor.transform.rows(rows, self._further(y, len(rows)), self.device)
+        if not bool(torch.isfinite(targets).all()):
+            raise DataError("y: must be > 0, since fit took logarithms of its targets")
+        with own_settings(self.threads):
+            state = predictor.posterior.learnt(inputs, targets, keep=keep)
+        part = replace(self.fitted_.parts[0], posterior=state)
+        self.fitted_ = Fitted([part], self.fitted_.about, self.fitted_.schema, self.device)
+        return self
+
+    @abstractmethod
+    def _further(self, y: object, rows: int) -> np.ndarray:
+        """Return targets as in ``fit``: numbers [n, output], or indices of classes [n]."""
 
     def _batches(self, x: object) -> Iterator[tuple[slice, Predictive]]:
         """Yield the predictive of each batch of new rows, in the targets' own units."""

@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import ArrayLike
 from sklearn.base import ClassifierMixin
+from sklearn.utils.metaestimators import available_if
 
 from ..conformal import class_sets, likely_classes
 from ..errors import DataError, require, short
 from . import given
-from .base import BayesianEstimator
-from .targets import Targets, classes_of, labels_of
+from .base import BayesianEstimator, online
+from .targets import Targets, classes_of, labels_of, values_of
 
 
 @final
@@ -47,6 +48,28 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         """
         self._fit(X, y, groups=groups, dates=dates)
         return self
+
+    @available_if(online("classification"))
+    def partial_fit(self, X: object, y: object, classes: object = None, *, keep: float = 1.0) -> "BayesianClassifier":
+        """Learn further rows in closed form, without another fit; the first call on a new estimator is :meth:`fit`.
+
+        Features, noise and the scales of columns stay those of ``fit``; the posterior of the last layer becomes that of
+        all rows. ``g_vbll`` can do it.
+
+        Args:
+            X, y: the rows, the oldest first, in the form of ``fit``.
+            classes: all classes; each needs a row in the first call. None takes those of the first call.
+            keep: the weight of all earlier rows, and of the prior, after each new row, in (0, 1]; .999 halves it in 693
+                rows, for data that drift.
+
+        Raises:
+            ValueError: the rows differ in form from the rows of ``fit``, ``keep`` is out of range, the method has no
+                closed form, or the estimator has the parameter ``conformal``, whose promise is for the rows of ``fit``.
+        """
+        if classes is not None and not hasattr(self, "fitted_"):
+            here, every = np.unique(values_of(y)), np.unique(values_of(classes))
+            require(set(here.tolist()) == set(every.tolist()), "y", "must have each of classes", here.tolist())
+        return self._partial_fit(X, y, keep)
 
     def predict(self, X: object) -> np.ndarray:
         """Return the most probable class of each row [n].
@@ -129,6 +152,9 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
             if label not in places:
                 raise DataError(f"y: must be classes of fit, got {short(label)} in row {row}")
         return np.array([places[label] for label in labels.tolist()], np.int64)
+
+    def _further(self, y: object, rows: int) -> np.ndarray:
+        return self._places(y, rows)
 
     def _targets(self, y: object, rows: int) -> Targets:
         self.classes_, labels = classes_of(y, rows)

@@ -296,6 +296,26 @@ class Generative(nn.Module):
         self.mean.copy_(mean.to(noise))
         self._set_spread(variance)
 
+    @torch.no_grad()
+    def learnt(self, features: Float[Tensor, "row feature"], labels: Tensor, keep: float) -> dict[str, Tensor]:
+        """Return the tensors ``layer.…`` of the class means and counts given further rows, at this layer's Σ.
+
+        A class mean's precision grows by 1/Σ with each row of its class; ``keep`` is the factor of all earlier weights
+        after each row, of any class.
+        """
+        check_features(features, self.in_features)
+        phi, noise = features.double(), self.noise_variance.double()
+        weights = keep ** torch.arange(len(phi) - 1, -1, -1, dtype=torch.float64, device=phi.device)
+        with labels_as_index(labels, self.num_classes):
+            of_class = torch.eye(self.num_classes, dtype=torch.float64, device=phi.device)[labels] * weights[:, None]
+        earlier = keep ** len(phi)
+        before = earlier * torch.exp(-2 * self.log_std.double())
+        precision = before + of_class.sum(0)[:, None] / noise
+        mean = (before * self.mean.double() + of_class.mT @ phi / noise) / precision
+        counts = earlier * self.concentration.double() + of_class.sum(0)
+        learnt = {"mean": mean, "log_std": -0.5 * precision.log(), "concentration": counts}
+        return {f"layer.{name}": value.to(self.mean.dtype) for name, value in learnt.items()}
+
     def _set_spread(self, variance: Tensor) -> None:
         """Set S to the covariances of :meth:`_class_means`."""
         self.log_std.copy_(0.5 * variance.to(self.log_std).log())

@@ -8,7 +8,7 @@ exact posterior, given the trained trunk and Σ, replaces it after training (app
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, final
 
 import numpy as np
@@ -16,21 +16,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
+from ..artifacts import State, under
+from ..config import to_mapping
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
-from ..errors import require
+from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
 from ..networks.last_layer import ClassShares, LastLayer, linear
 from ..networks.variational import MeanField
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..training.learner import FitResult, TrainingConfig, Weights
 from ..training.posterior import LearnerPosterior
 from .generative import Generative, Refit
 from .learner import LastLayerLearner, LastLayerSpec
-from .regression import ConjugateRegression, Regression, condition
+from .regression import ConjugateRegression, Regression, after_rows, condition
 from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
 from .student import StudentRegression
 
@@ -108,7 +111,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
     key, spec_class = "last_layer", LastLayerSpec
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed, class_shares: ClassShares | None = None) -> Predictive:
         """Predict; ``class_shares``, of a generative layer, replace the training rows' shares of the classes.
 
@@ -128,7 +131,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
             layer = linear(features, learner.layer.mean)
             return layer if draws == 1 else LastLayer(features, layer.logits, layer.origin)
 
-    @torch.no_grad()
+    @grad_of_inputs
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:
         """Return :meth:`LastLayerLearner.functions` of transformed inputs."""
         with self.lent() as learner:
@@ -139,6 +142,43 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
         """Return :meth:`LastLayerLearner.joint` of transformed inputs."""
         with self.lent() as learner:
             return learner.joint(inputs, places=places, draws=draws, rng=rng)
+
+    @torch.no_grad()
+    def learnt(self, inputs: Tensor, targets: Tensor, *, keep: float) -> State:
+        """Return the state given further rows; see :class:`~bdl_pipe.posterior_protocols.OnlinePosterior`.
+
+        q(w) is the prior of the further rows (Brunzema et al. 2024, section 3.2). A generative layer's class means have
+        Gaussian posteriors given Σ; its refitted densities stay as they are.
+
+        Raises:
+            UserError: features are variational, the layer is discriminative, has a posterior over its noise or blocks,
+                or there are several targets.
+        """
+        with self.lent() as learner:
+            if learner.spec.features is not None:
+                raise UserError("learning further rows needs point features, got variational features")
+            features, state = learner.features(inputs, 0, Seed(0)), dict(learner.state_dict())
+            if type(learner.layer) is Generative:
+                learned = learner.layer.learnt(features, targets, keep)
+                spec = learner.spec
+            elif type(learner.layer) is Regression and learner.spec.outputs == 1:
+                learned = after_rows(
+                    learner.layer, learner.exact, features, targets, learner.log_noise_of(features), keep
+                )
+                spec = replace(learner.spec, layer=replace(learner.spec.layer, posterior="exact"))
+            else:
+                rule = "a layer for one target or a generative layer with a point noise"
+                raise UserError(f"learning further rows needs {rule}, got {type(learner.layer).__name__}")
+        return State(state | learned, self.state().config | {"spec": to_mapping(spec)})
+
+    @classmethod
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LastLayerPosterior":
+        """Rebuild the posterior; a layer that has learnt further rows keeps its float64."""
+        posterior = super().from_state(state, device)
+        exact = posterior.learner.exact
+        if exact is not None and state.tensors["exact.mean"].dtype == torch.float64:
+            exact.double().load_state_dict(under("exact.", state.tensors))
+        return posterior
 
     @classmethod
     def spec(cls, config: Config, data: FitData) -> LastLayerSpec:
@@ -214,7 +254,13 @@ _LAYER: Final = {"prior_variance": 1.0, "wishart_dof": 1.0, "wishart_scale": 1.0
 
 
 def _method(
-    name: str, config: type, tasks: tuple[Task, ...], default: Default | None = None, **layer: object
+    name: str,
+    config: type,
+    tasks: tuple[Task, ...],
+    default: Default | None = None,
+    *,
+    online: bool = False,
+    **layer: object,
 ) -> Method:
     search = {
         "training.optimiser.lr": (1e-4, 3e-2, "log"),
@@ -233,19 +279,21 @@ def _method(
         stages={"student": LastLayerPosterior.stage()},
         search=search,  # type: ignore[arg-type]
         settings={"layer": {**_LAYER, **layer}} if default else {},
+        online=tasks if online else (),
         program=default is not None,
         default=default,
         from_model=FromModel(from_model) if default else None,
     )
 
 
-_DENSE: Final = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
+_DENSE: Final[Section] = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
 _REGRESSION: Final = Default(1.6, override=lambda s: {**_default(s), "layer": {"wishart_scale": 1.0, **s.noise_of}})
-VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, **_DENSE)
+VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, online=True, **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
-_DIAGONAL: Final = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
+_DIAGONAL: Final[Section] = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
 D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)
 D_VBLL_BNN = _method("d_vbll_bnn", VbllBnnConfig, ("classification",))
-_DENSITIES: Final = {"dirichlet": 1.0, "wishart_dof": 128.0, "refit": True}
-G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), Default(2.0, override=_default), **_DENSITIES)
+_DENSITIES: Final[Section] = {"dirichlet": 1.0, "wishart_dof": 128.0, "refit": True}
+_GENERATIVE: Final = Default(2.0, override=_default)
+G_VBLL = _method("g_vbll", GenerativeConfig, ("classification",), _GENERATIVE, online=True, **_DENSITIES)
 G_VBLL_BNN = _method("g_vbll_bnn", GenerativeBnnConfig, ("classification",))

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from ..errors import DataError, require
 from ..joint_predictive import GaussianFunctions
+from ..linear_regression import RecursiveLayer
 from ..networks.covariance import BLOCK, Form
 from ..networks.last_layer import Buffers, widen
 from ..predictive import Gaussian
@@ -273,3 +274,40 @@ def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> Co
         mixing=rotation.square().to(like),
         noise_variance=diagonal,
     )
+
+
+@torch.no_grad()
+def after_rows(
+    layer: Regression,
+    exact: ConjugateRegression | None,
+    features: Float[Tensor, "row h"],
+    targets: Float[Tensor, "row 1"],
+    log_noise: Float[Tensor, "row 1"] | None,
+    keep: float,
+) -> dict[str, Tensor]:
+    """Return the tensors ``exact.…`` of the posterior of one output given further rows, in float64.
+
+    Args:
+        exact: the posterior before these rows; None: the layer's q(w).
+        log_noise, keep: as in :meth:`~bdl_pipe.linear_regression.RecursiveLayer.learn`.
+    """
+    noise = layer.noise_covariance.double()[0, 0]
+    if exact is None:
+        precision, mean = torch.linalg.inv(layer.covariance().matrix()[0].double()), layer.mean.double()[0]
+    else:
+        basis, variance, mean = exact.basis.double(), exact.variance.double()[0], exact.mean.double()[0]
+        precision = basis / variance @ basis.mT
+    precision = (precision + precision.mT) / 2
+    recursive = RecursiveLayer(precision, precision @ mean, noise)
+    g = None if log_noise is None else log_noise.double()
+    recursive.learn(features, targets, g, keep)
+    squares, basis = torch.linalg.eigh(recursive.precision)
+    mean = basis @ ((basis.mT @ recursive.shift) / squares)
+    after = ConjugateRegression(
+        mean=mean[None],
+        basis=basis,
+        variance=1 / squares[None],
+        mixing=torch.ones_like(noise)[None, None],
+        noise_variance=noise[None],
+    )
+    return {f"exact.{name}": tensor for name, tensor in after.state_dict().items()}

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, Generic, Protocol, TypeVar, final, runtime_checkable
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, final, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from ..data.fitdata import FitData
 from ..method import Inputs, StageSpec, Task
 from ..networks import NetworkConfig, fastest_order
 from ..networks.base import Replicas
+from ..posterior_protocols import grad_of_inputs
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
@@ -146,7 +147,7 @@ class LearnerPosterior(Generic[L]):
         """Return a context with the learner for one call; some learners put drawn weights into themselves."""
         return self._learners.one()
 
-    @torch.no_grad()
+    @grad_of_inputs
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         """Predict. Draws, if any, depend on ``rng`` alone and not on the batch."""
         with self.lent() as learner:
@@ -156,9 +157,8 @@ class LearnerPosterior(Generic[L]):
     def state(self) -> State:
         return State(dict(self.learner.state_dict()), dict(self._config))
 
-    @final
     @classmethod
-    def from_state(cls, state: State, device: torch.device | str = "cpu") -> "LearnerPosterior[L]":
+    def from_state(cls, state: State, device: torch.device | str = "cpu") -> Self:
         learner = cls.skeleton(read(cls.spec_class, state.config["spec"], "spec")).to(device)
         learner.load_state_dict(state.tensors)
         return cls(learner, state.config)
