@@ -103,6 +103,7 @@ TABLES: Final = (
         "Purchase",
         "binary",
         {"rows": 9822, "columns": 86, "rarest": 0.0596619833027896},
+        {"rows": "5,822 rows: the package has the training rows of the challenge alone"},
     ),
 )
 
