@@ -18,6 +18,7 @@ import torch
 from bdl_pipe import artifacts, plugins, registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.quantiles import levels
+from bdl_pipe.data.categories import Categories
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
@@ -235,6 +236,24 @@ def test_catboost_with_its_own_categories_predicts_as_its_package(
     other = rows.copy()
     other[:, 0] = (other[:, 0] + 1) % 12
     assert np.abs(model.predict(other, prediction_type="RMSEWithUncertainty")[:, 0] - whole[:, 0]).max() > 0.5
+
+
+@pytest.mark.slow
+def test_catboost_with_a_student_t_predicts_as_its_package_and_finds_the_noise(
+    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    catboost = package("catboost", TREES)
+    module, data = own_plugin("catboost_own", monkeypatch), with_categories()
+    state = module.fit_t(data, {}, module.CatBoostTConfig(60, 0.1, 4, 3.0, 5, 3), rng=Seed(0), report=Silent())
+    predictive = predicted(state, data)
+    assert isinstance(predictive, StudentT)
+    inputs, truth = data.tensors("validation")
+    rows = module.given(Categories.of(data.transform, inputs.shape[1]), inputs)
+    log_square = (predictive.squared_scale[0] / state.tensors["factor"]).log()
+    for part, of in (("mean", predictive.mean), ("log_square", log_square)):
+        model = catboost.CatBoost().load_model(blob=state.tensors[f"0.{part}"].numpy().tobytes())
+        np.testing.assert_allclose(of[:, 0], model.predict(rows), rtol=1e-9, atol=1e-9)
+    assert float(predictive.log_prob(truth).mean()) > -1.4  # of a constant Gaussian -1.77
 
 
 @pytest.mark.slow

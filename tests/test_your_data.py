@@ -16,7 +16,7 @@ from bdl_pipe.errors import DataError, UserError
 from bdl_pipe.metrics.comparison import over_splits
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
-from benchmarks.your_data import fetch, page, project
+from benchmarks.your_data import fetch, others, page, project
 from benchmarks.your_data.tables import BY_NAME, INSTALL, TABLES, Table
 
 PLACE = Path(__file__).resolve().parents[1] / "results" / "your_data"
@@ -229,3 +229,17 @@ def test_the_crps_ratio_is_a_geometric_mean_over_tables() -> None:
 def test_the_facts_of_the_stored_page_name_each_table_once() -> None:
     named = [name for run in page.facts(PLACE) for name in run["tables"]]
     assert sorted(named) == sorted(set(page.read(PLACE)["table"]))
+
+
+def test_rivals_are_paired_by_the_splits_that_they_have() -> None:
+    """Of two splits +0.2 and +0.4: 0.3 with the error √((1/2 + 1/9) 0.02); a rival of one split has no error."""
+    bases = (("boosting", 1.0), ("multi_swag", 2.0))
+    ours = [("iris", method, split, base + split) for method, base in bases for split in (0, 1)]
+    frame = pd.DataFrame(ours, columns=["table", "method", "split", "nll"])
+    of = {"table": "iris", "settings": "default", "fit_seconds": 1.0, "search_seconds": 0.0}
+    scored = (("lightgbm_t", 0, 1.2), ("lightgbm_t", 1, 2.4), ("ngboost", 0, 0.9))
+    rivals = pd.DataFrame([{**of, "rival": name, "split": split, "nll": nll} for name, split, nll in scored])
+    text = "\n".join(others.sections(frame, {"rivals": rivals}))
+    assert f"| `lightgbm_t` | +0.300 ± {math.sqrt((1 / 2 + 1 / 9) * 0.02):.3f} | -0.700 ± 0.111 |" in text
+    assert "| `ngboost` | -0.100 | -1.100 |" in text and "1.200 (1.0 s)" in text
+    assert others.sections(frame, {}) == []

@@ -67,10 +67,8 @@ def _one(table: str, split: int, name: str, params: Params, chosen: argparse.Nam
     if "weights" in rival.config and chosen.weights:
         rival = dataclasses.replace(rival, config={**rival.config, "weights": str(chosen.weights)})
     settings = f"{chosen.minutes:g} minutes" if chosen.minutes else "default"
-    path = chosen.out / "rivals.csv"
-    former = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=list(COLUMNS))
-    mine = (former[KEY].astype(str) == [table, name, settings, str(split)]).all(axis=1)
-    if mine.any() and not chosen.again:
+    path, key = chosen.out / "rivals.csv", [table, name, settings, str(split)]
+    if len(_rows(path, key)[0]) and not chosen.again:
         return True
     try:
         method = run.method_of(rival, chosen.folder / "plugins")
@@ -89,11 +87,19 @@ def _one(table: str, split: int, name: str, params: Params, chosen: argparse.Nam
     row = {"table": table, "rival": name, "settings": settings, "split": split, "trials": len(found)}
     row |= {"search_seconds": seconds if found else 0.0} | scores
     print(row, [dict(trial.config) for trial in found if trial.config == best], flush=True)
-    parts = [part for part in (former[~mine], pd.DataFrame([row])) if len(part)]
+    _, others = _rows(path, key)  # another process may have added rows
+    parts = [part for part in (others, pd.DataFrame([row])) if len(part)]
     ordered = pd.concat(parts).reindex(columns=list(COLUMNS)).sort_values(KEY, key=_order, kind="stable")
     write_bytes(path, ordered.to_csv(index=False, float_format="%.7g").encode())
     write_bytes(path.with_suffix(".json"), (json.dumps(run.facts(), indent=1) + "\n").encode())
     return True
+
+
+def _rows(path: Path, key: list[str]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the stored row with this key, and all others."""
+    stored = pd.read_csv(path) if path.is_file() else pd.DataFrame(columns=list(COLUMNS))
+    mine = (stored[KEY].astype(str) == key).all(axis=1)
+    return stored[mine], stored[~mine]
 
 
 def _order(column: pd.Series) -> pd.Series:

@@ -1,9 +1,12 @@
-"""CatBoost with its own categories (Prokhorenkova et al. 2018): a plugin with the method catboost_own.
+"""CatBoost with its own categories (Prokhorenkova et al. 2018): the methods catboost_own and catboost_t, a plugin.
 
 The trees read a category's values, of which CatBoost makes ordered statistics of the targets. The predictive is a
 Gaussian whose mean and variance are boosted (``RMSEWithUncertainty``), or classes; with ``draws`` > 1 it is a virtual
 ensemble (Malinin, Prokhorenkova & Ustimenko 2021). Only the first fit stops early, on the validation rows; a second fit
 to all rows takes its number of rounds.
+
+``catboost_t`` is regression by two models, f(x) + c s(x) t_ν: one of the mean, and one of the logarithm of the squared
+residuals that a cross-validation left out; c and ν maximise the log-likelihood of these residuals.
 """
 
 import tempfile
@@ -15,8 +18,12 @@ import torch
 
 import bdl_pipe as bdl
 from bdl_pipe.artifacts import under
+from bdl_pipe.baselines import student_noise
+from bdl_pipe.data import units
 from bdl_pipe.data.categories import Categories
+from bdl_pipe.student_t import StudentT
 
+LEAST = 1e-6  # the least squared residual, relative to the variance of the targets
 ABSENT = -50.0  # log-probability of a class without a training row
 
 
@@ -145,7 +152,121 @@ def written(model):
         return (Path(folder) / "model.cbm").read_bytes()
 
 
+@dataclass(frozen=True)
+class CatBoostTConfig:
+    """``methods.catboost_t``; ``folds``: of the cross-validation, each of which stops early."""
+
+    rounds: int
+    learning_rate: float
+    depth: int
+    l2: float
+    patience: int
+    folds: int
+
+    def __post_init__(self) -> None:
+        bdl.require(self.folds > 1, "folds", "must be > 1", self.folds)
+        CatBoostOwnConfig(self.rounds, self.learning_rate, self.depth, self.l2, self.patience, 1)
+
+
+class CatBoostTPosterior(bdl.StoredPosterior):
+    """The bytes of the models ``<output>.mean`` and ``<output>.log_square``, the factors c² and ν."""
+
+    key = "catboost_t"
+
+    def __init__(self, state, device="cpu"):
+        from catboost import CatBoost
+
+        super().__init__(state, device)
+        self._categories = Categories(under("categories.", state.tensors))
+        texts = {name: values for name, values in state.tensors.items() if values.dtype == torch.uint8}
+        self._models = {name: CatBoost().load_model(blob=values.numpy().tobytes()) for name, values in texts.items()}
+
+    def predict(self, inputs, *, rng):
+        rows, outputs = given(self._categories, inputs.flatten(1).cpu()), range(self.state().config["outputs"])
+        mean, log_square = (
+            torch.stack([torch.from_numpy(self._models[f"{i}.{part}"].predict(rows)) for i in outputs], -1)[None]
+            for part in ("mean", "log_square")
+        )
+        return StudentT(mean, log_square.exp() * self.tensors["factor"].cpu(), float(self.tensors["degrees"]))
+
+
+def fit_t(data, inputs, config, *, rng, report):
+    """Fit the mean and the logarithm of the squares of one output after another, then ν."""
+    rows, targets = data.tensors("train")
+    categories, scaled = Categories.of(data.transform, rows.flatten(1).shape[1]), []
+    coded, pairs = given(categories, rows.flatten(1)), list(left_out(data, config.folds, rng.fold("folds")))
+    tensors = {f"categories.{name}": values for name, values in categories.tensors.items()}
+    for output, column in enumerate(targets.double().numpy().T):
+        seed = rng.fold("output", output).integer() % 2**31
+        mean, predicted = cross_fitted(coded, column, pairs, config, seed, len(categories))
+        square = np.maximum((column - predicted) ** 2, LEAST * max(float(column.var()), LEAST))
+        log_square, level = cross_fitted(coded, np.log(square), pairs, config, seed, len(categories))
+        for part, model in (("mean", mean), ("log_square", log_square)):
+            tensors[f"{output}.{part}"] = torch.from_numpy(np.frombuffer(written(model), dtype=np.uint8).copy())
+        known = ~np.isnan(level)
+        scaled.append(np.sqrt(square[known] / np.exp(level[known])))
+        report(output + 1, data.outputs)
+    noise = student_noise.fit(scaled)
+    tensors |= {
+        "factor": torch.tensor(noise.factors).double().square(),
+        "degrees": torch.tensor(noise.degrees).double(),
+    }
+    return bdl.State(
+        tensors, {"posterior": CatBoostTPosterior.key, "outputs": data.outputs, "settings": asdict(config)}
+    )
+
+
+def left_out(data, count, rng):
+    """Yield the rows of each cross-validated fit, and the rows that it leaves out."""
+    if data.train.units is not None:
+        of_row = units.folds(data.train.units, count, ordered=data.ordered, rng=rng)
+    else:
+        of_row = np.empty(len(data.train), dtype=int)
+        of_row[torch.randperm(len(of_row), generator=rng.generator()).numpy()] = np.arange(len(of_row)) % count
+    yield from units.left_out(of_row, ordered=data.ordered)
+
+
+def cross_fitted(rows, targets, pairs, config, seed, categories):
+    """Return a model of all rows, and the predictions of left-out rows, NaN where the targets are NaN."""
+    from catboost import CatBoostRegressor
+
+    options = {
+        "learning_rate": config.learning_rate,
+        "depth": config.depth,
+        "l2_leaf_reg": config.l2,
+        "random_seed": seed,
+        "cat_features": list(range(categories)),
+        "thread_count": 1,
+        "allow_writing_files": False,
+        "verbose": False,
+    }
+    there, models = ~np.isnan(targets), []
+    for rest, out in pairs:
+        rest, out = rest[there[rest]], out[there[out]]
+        if len(rest) and len(out):
+            model = CatBoostRegressor(iterations=config.rounds, use_best_model=False, **options)
+            held = (rows[out], targets[out])
+            model.fit(rows[rest], targets[rest], eval_set=held, early_stopping_rounds=config.patience)
+            models.append((model, out))
+    rounds = max(1, round(float(np.mean([model.get_best_iteration() + 1 for model, _ in models]))))
+    found = np.full(len(targets), np.nan)
+    for model, out in models:
+        found[out] = model.predict(rows[out], ntree_end=min(rounds, model.tree_count_))
+    return CatBoostRegressor(iterations=rounds, **options).fit(rows[there], targets[there]), found
+
+
 bdl.register_posterior(CatBoostOwnPosterior)
+bdl.register_posterior(CatBoostTPosterior)
+bdl.register_method(
+    bdl.Method(
+        name="catboost_t",
+        config=CatBoostTConfig,
+        tasks=("regression",),
+        stages={"student": bdl.StageSpec(fit_t)},
+        search={"learning_rate": (1e-2, 3e-1, "log"), "depth": (4, 10, "integer"), "l2": (1.0, 30.0, "log")},
+        default=bdl.Default(6.0, suits=lambda size: size.image is None),
+    )
+)
 bdl.register_method(
     bdl.Method(
         name="catboost_own",

@@ -19,6 +19,7 @@ INSTALL: Final = "pip install -c constraints.txt -e '.[rivals]' && pip install -
 _TREES: Final = {"rounds": 2000, "learning_rate": 0.05, "leaves": 31, "leaf_rows": 20, "row_share": 0.8}
 _LIGHTGBM: Final = {**_TREES, "column_share": 0.8, "patience": 50, "folds": 5}
 _CATBOOST: Final = {"rounds": 2000, "learning_rate": 0.05, "depth": 6, "l2": 3.0, "patience": 50, "draws": 1}
+_CATBOOST_T: Final = {name: value for name, value in _CATBOOST.items() if name != "draws"}
 _BOOSTING: Final = {"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "best"}
 
 
@@ -67,6 +68,10 @@ RIVALS: Final[dict[str, Rival]] = {
     "catboost_ensemble": Rival(
         *("catboost_own", {**_CATBOOST, "draws": 10}, "catboost_own.py", "catboost"),
         about="the same as a virtual ensemble of ten",
+    ),
+    "catboost_t": Rival(
+        *("catboost_t", {**_CATBOOST_T, "folds": 5}, "catboost_own.py", "catboost"),
+        about="CatBoost with its own categories; a mean, and a Student t of left-out residuals, its scale boosted",
     ),
     "ngboost": Rival(
         *("ngboost", {"rounds": 500, "learning_rate": 0.01, "patience": 50}, "ngboost.py", "ngboost", 20_000),

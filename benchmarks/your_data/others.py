@@ -57,7 +57,9 @@ def sections(frame: pd.DataFrame, files: Mapping[str, Any]) -> list[str]:
 _RIVALS: Final = (
     "Packages that people install, on the splits, with the recalibration and by the scores of all other methods, one "
     "thread each: `python -m benchmarks.rivals`. Validation rows choose; test rows are only scored. A category has its "
-    "20 most frequent values, as for every method here."
+    "20 most frequent values, as for every method here. The command also gives `constant` and `boosting`, and their "
+    "scores on sacramento are the page's to seven digits. An empty cell was not run. TabPFN has no row, as it needs "
+    "weights."
 )
 _SCORINGBENCH: Final = (
     "Its five folds with seed 42, of at most 3,000 rows, its encoding of categories as whole numbers, and its scores, "

@@ -65,7 +65,8 @@ class Trees:
             values = rows.gather(1, nodes["feature"][place])
             go_left = values <= nodes["threshold"][place]
             if "subset" in nodes:
-                go_left = torch.where(nodes["subset"][place] < 0, go_left, self._in_subset(place, values))
+                by_code = nodes["subset"][place] >= 0  # onnxruntime has no choice between truth values
+                go_left = (go_left & ~by_code) | (self._in_subset(place, values) & by_code)
             place = torch.where(go_left, nodes["left"][place], nodes["right"][place])
         return nodes["value"][place].unflatten(1, root.shape).sum(-1) + nodes["start"]
 
