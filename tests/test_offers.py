@@ -1,11 +1,13 @@
 """Methods offered for a size: their order, their fit to the size, their upstream runs, and the default of a plugin."""
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
 
 from bdl_pipe import offers
+from bdl_pipe.config import read
 from bdl_pipe.data import split_rows
 from bdl_pipe.data.size import Size
 from bdl_pipe.errors import ConfigError
@@ -23,10 +25,18 @@ def names(size: Size) -> list[str]:
 
 def test_the_offered_methods_suit_the_task_and_the_size() -> None:
     some = [m.name for m in METHODS.values() if m.default is not None and "regression" in m.tasks]
-    unsuited = {"swa", "pca_ess", "pca_vi", "kfac_laplace", "svgp", "vbpc_regression"}  # classes, or many rows; or few
+    unsuited = {
+        "swa",
+        "pca_ess",
+        "pca_vi",
+        "kfac_laplace",
+        "svgp",
+        "stacked",
+        "vbpc_regression",
+    }  # classes, or many rows; or few
     assert names(SMALL) == [name for name in some if name not in unsuited]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
-    assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp"]
+    assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp", "stacked"]
     assert {name for name in names(MIDDLE) if name not in names(LARGE)} == {"ciber_last", "ciber_second", "map_blr"}
     table = Size("classification", 300, 13)
     assert {name for name in names(IMAGES) if name not in names(table)} == {"vbpc", "random_coreset"}
@@ -163,3 +173,19 @@ def test_the_number_of_blocks_follows_from_the_pixels() -> None:
     sizes = {side: Size("classification", 1000, 1, image=(3, side, side)) for side in (2, 8, 28, 64, 224)}
     blocks = {side: size.network["blocks"] for side, size in sizes.items()}
     assert blocks == {2: 1, 8: 1, 28: 3, 64: 4, 224: 6}
+
+
+def test_the_network_of_a_stack_has_bins_a_schedule_and_a_student_t_for_regression_on_a_middle_table() -> None:
+    default, plain = METHODS["stacked"].default, METHODS["tabm"].default
+    assert default is not None and plain is not None
+    for size, binned in ((MIDDLE, True), (LARGE, False), (replace(MIDDLE, task="classification"), False)):
+        section = {**METHODS["stacked"].settings, **default.override(size)}
+        typed = read(METHODS["stacked"].config, section, "stacked")
+        tabm = section["tabm"]
+        assert ("bins" in tabm["network"]) == (tabm.get("tails") == "student") == binned
+        assert binned or tabm == {**METHODS["tabm"].settings, **plain.override(size)}
+        if binned:
+            training = typed.tabm.training
+            lengths = training.early_stopping.lengths(training.epochs)
+            assert len(lengths) >= 3 and lengths[-1] <= math.ceil(training.epochs / 2)
+            assert training.epochs * size.steps_per_epoch == pytest.approx(4_000, rel=0.02)

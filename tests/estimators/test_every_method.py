@@ -61,7 +61,9 @@ def classifier(name: str) -> tuple[BayesianClassifier, np.ndarray, np.ndarray]:
     labels = np.arange(60) % 2
     x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]
     default = METHODS[name].default
-    images = name.startswith("coreset") or (default and not default.suits(Size("classification", 60, 3, has_test=True)))
+    images = name.startswith("coreset") or (
+        default and not default.suits(Size("classification", 2_000, 3, has_test=True))
+    )
     if images:
         x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
     coreset = "vbpc" if name.startswith("coreset") else name
