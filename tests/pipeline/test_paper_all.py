@@ -17,12 +17,14 @@ from pipeline.run import pool
 PAGE = Path("results/vbll/table1-cifar10-on-fashion_mnist.md")
 
 
-def store(key: str, method: str, nll: list[float], commit: str, seconds: dict[str, float]) -> None:
-    """Write the files that a run on Fashion-MNIST leaves whose networks come from a shared trajectory."""
+def store(
+    key: str, method: str, nll: list[float], commit: str, seconds: dict[str, float], dataset: str = "fashion_mnist"
+) -> None:
+    """Write the files that a run leaves whose networks come from a shared trajectory."""
     rows = [Score(0, seed, Quantity("nll"), value, 9) for seed, value in enumerate(nll)]
     folder = Path("work/evaluate") / key
     folder.mkdir(parents=True)
-    pq.write_table(scores.table("fashion_mnist", method, "small", rows), folder / "scores.parquet")
+    pq.write_table(scores.table(dataset, method, "small", rows), folder / "scores.parquet")
     names = [f"0-{seed}" for seed in range(len(nll))]
     made_from = {name: {f"trajectory/shared/{name}": seconds["shared"]} for name in names}
     seconds_of = dict.fromkeys(names, seconds["own"])
@@ -64,6 +66,18 @@ def test_pages_are_made_from_stored_scores(command: Callable[..., str]) -> None:
     PAGE.write_text(page.replace("**37 cells", "**38 cells"))
     command("paper", "all")
     assert files("results") == first
+
+
+def test_a_page_of_folds_names_every_run_and_adds_their_seconds(command: Callable[..., str]) -> None:
+    folds = papers.load("vbll:table1").names.folds["CIFAR10"].of
+    for fold, nll in zip(folds, (0.2, 0.3, 0.4), strict=True):
+        store(f"{fold}-sngp", "sngp", [nll], "e" * 40, {"shared": 0.0, "own": 1.5}, fold)
+    command("paper", "all")
+    page = PAGE.with_stem("table1-cifar10-on-fashion_near").read_text()
+    assert "0.300 ± 0.058 | 0.149 ± 0.005 |" in next(line for line in page.splitlines() if line.startswith("| SNGP |"))
+    facts = facts_of(page)
+    assert facts["runs"] == ", ".join(f"{fold}-sngp" for fold in folds) and facts["commit"] == "e" * 40
+    assert len(facts["data sha256"].split(", ")) == 3 and float(facts["seconds of fitting"]) == 3 * 1.5
 
 
 def files(folder: str) -> dict[Path, bytes]:
