@@ -2,7 +2,7 @@
 
 Run ``python -m benchmarks.pages.coreset_sheets`` in a project folder with the coresets of
 ``params/coreset-sheets.yaml``. It fits nothing. A picture has a row for each class. Images are clipped to [0, 1] and
-shown in 16 grey levels, up to 100 images in 8 and more images in 4, so that all pictures together take about 400 kB.
+shown in 16 grey levels, more than ten images in 5 and more than 100 in 4, so that all pictures together take 400 kB.
 """
 
 import io
@@ -25,7 +25,7 @@ from pipeline.core.model import Params, Run
 from pipeline.prepared import folders
 
 OUT: Final = Path("results/vbpc/sheets.md")
-_SIZES: Final = ((10, 16, 2), (100, 8, 1), (None, 4, 1))  # at most so many images -> grey levels, magnification
+_SIZES: Final = ((10, 16, 2), (100, 5, 1), (None, 4, 1))  # at most so many images -> grey levels, magnification
 _START: Final = "start of "  # in front of a coreset's name: the images that it started from
 FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "Figure 2: a start from noise (left) and the coreset (right)": (
