@@ -2,7 +2,7 @@
 
 Run ``python -m benchmarks.pages.coreset_sheets`` in a project folder with the coresets of
 ``params/coreset-sheets.yaml``. It fits nothing. A picture has a row for each class. Images are clipped to [0, 1] and
-shown in 16 grey levels, up to 100 images in 8 and more images in 4, so that all pictures together take about 400 kB.
+shown in 16 grey levels, more than ten images in 5 and more than 100 in 4, so that all pictures together take 400 kB.
 """
 
 import io
@@ -25,8 +25,9 @@ from pipeline.core.model import Params, Run
 from pipeline.prepared import folders
 
 OUT: Final = Path("results/vbpc/sheets.md")
-_SIZES: Final = ((10, 16, 2), (100, 8, 1), (None, 4, 1))  # at most so many images -> grey levels, magnification
+_SIZES: Final = ((10, 16, 2), (100, 5, 1), (None, 4, 1))  # at most so many images -> grey levels, magnification
 _START: Final = "start of "  # in front of a coreset's name: the images that it started from
+_MOVED: Final = "The mean absolute change of a pixel since the start; training images have intensities in [0, 1]."
 FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "Figure 2: a start from noise (left) and the coreset (right)": (
         "start of noise_start-1",
@@ -83,7 +84,8 @@ def main() -> None:
     drawn = {name: file for name in names if (file := draw(name, read, place))}
     told = __doc__.partition("\n")[2].strip()
     origin = "\n".join(f"- {key}: {value}" for key, value in facts([_key(name) for name in drawn]).items())
-    text = ["# Coresets to look at", told, origin]
+    made = [name for name in drawn if not name.startswith(_START)]
+    text = ["# Coresets to look at", told, origin, _MOVED, moved_table({name: moved(name, read) for name in made})]
     for title, shown in FIGURES.items():
         pictures = [f"![{name}](sheets/{drawn[name]})" for name in shown if name in drawn]
         missing = [name for name in shown if name not in drawn]
@@ -114,15 +116,31 @@ def draw(name: str, read: Params, place: Path) -> str | None:
     folder = places.artifact("coreset", key)
     if not (folder / artifacts.MANIFEST).is_file():
         return None
-    run = read.run("coreset", key)
     tensors = artifacts.load(folder, "coreset").state("0-0").tensors
     images, classes = tensors["raw"].float().numpy(), tensors["classes"].numpy()
     if name.startswith(_START):
-        data = folders.load_fit(places.artifact("prepare", run.spec.dataset), 0, final=True)
-        images = start(run, data, Seed(read.seed))
+        images = _started(key, read)
     file = name.replace(" ", "_") + ".png"
     (place / file).write_bytes(grey(images, classes))
     return file
+
+
+def moved(name: str, read: Params) -> float:
+    """Return the mean absolute change of a stored coreset's pixels since its start, in intensities."""
+    now = artifacts.load(places.artifact("coreset", _key(name)), "coreset").state("0-0").tensors["raw"].float().numpy()
+    return float(np.abs(now - _started(_key(name), read)).mean())
+
+
+def moved_table(changes: Mapping[str, float]) -> str:
+    """Write the changes since the start as a table, the largest first."""
+    rows = [f"| {name} | {change:.3f} |" for name, change in sorted(changes.items(), key=lambda item: -item[1])]
+    return "\n".join(["| coreset | mean change |", "| --- | ---: |", *rows])
+
+
+def _started(key: str, read: Params) -> np.ndarray:
+    run = read.run("coreset", key)
+    data = folders.load_fit(places.artifact("prepare", run.spec.dataset), 0, final=True)
+    return start(run, data, Seed(read.seed))
 
 
 def start(run: Run, data: FitData, seed: Seed) -> np.ndarray:

@@ -203,10 +203,10 @@ def test_the_start_on_a_sheet_is_the_start_of_the_stored_fit() -> None:
     assert np.abs(fitted.tensors["raw"].numpy() - here).max() < 1e-6 < np.abs(here - there).max()
 
 
-@pytest.mark.parametrize("count, levels, big", [(10, 16, 2), (11, 8, 1), (100, 8, 1), (101, 4, 1)])
+@pytest.mark.parametrize("count, levels, big", [(10, 16, 2), (11, 5, 1), (100, 5, 1), (101, 4, 1)])
 def test_a_grey_sheet_is_within_half_a_level_of_its_images(count: int, levels: int, big: int) -> None:
     images = np.linspace(0, 1, count * 784, dtype=np.float32).reshape(count, 1, 28, 28)
     picture = Image.open(BytesIO(coreset_sheets.grey(images, np.arange(count))))
     shown = np.asarray(picture.convert("L"))[::big, ::big][: count * 29, :28].reshape(count, 29, 28)[:, :28]
     error = np.abs(shown / 255 - images[:, 0]).max()
-    assert error <= 0.5 / (levels - 1) + 0.002 and len(np.unique(shown)) == levels
+    assert error <= 0.5 / (levels - 1) + 1 / 255 and len(np.unique(shown)) == levels
