@@ -275,7 +275,7 @@ def test_answers_to_eight_threads_equal_the_answers_alone(case: Case) -> None:
         return [*draws(posterior.predict(inputs[rows], rng=Seed(1))), several.log_prob(targets[None, rows])]
 
     alone = [answer(number) for number in range(4)]
-    for number, answers in enumerate(at_once(answer, range(16))):
+    for number, answers in enumerate(at_once(answer, range(8))):
         assert all(map(torch.equal, answers, alone[number % 4])), f"answer {number} differs"
 
 
