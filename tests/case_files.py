@@ -7,12 +7,18 @@ from typing import Any
 import pytest
 import yaml
 
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # all workers read all files
+
+
+def loaded(path: Path) -> Any:
+    """Read a YAML file of tests."""
+    return yaml.load(path.read_text(encoding="utf-8"), _LOADER)
+
 
 def sections_of(file: str) -> dict[str, Any]:
     """Return the sections of the YAML file of a test."""
     path = Path(file)
-    name = path.stem.removeprefix("test_") + ".yaml"
-    sections: dict[str, Any] = yaml.safe_load(path.with_name(name).read_text(encoding="utf-8"))
+    sections: dict[str, Any] = loaded(path.with_name(path.stem.removeprefix("test_") + ".yaml"))
     return sections
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-import yaml
 from safetensors.torch import save_file
 
 from bdl_pipe.artifacts import State
@@ -18,8 +17,9 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from tests.case_files import loaded
 
-_FILE: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text())
+_FILE: dict[str, dict[str, Any]] = loaded(Path(__file__).with_suffix(".yaml"))
 PARTS = _FILE["parts"]
 CONVNET, MLP, LEAKY = PARTS["convnet"], PARTS["mlp"], PARTS["leaky"]
 LEARN, WHOLE = PARTS["learn"], PARTS["whole"]

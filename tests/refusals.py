@@ -4,9 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from bdl_pipe.errors import UserError
+from tests.case_files import loaded
 
 
 def refusal(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
@@ -20,4 +19,4 @@ def refusal(call: Callable[..., object], *arguments: Any, **named: Any) -> str:
 
 def refused(name: str) -> Any:
     """Read a list of inputs, each with its error, or several lists by name."""
-    return yaml.safe_load((Path(__file__).parent / f"refused/{name}.yaml").read_text())
+    return loaded(Path(__file__).parent / f"refused/{name}.yaml")

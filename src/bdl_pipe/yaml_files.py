@@ -44,9 +44,9 @@ def write_yaml(value: Mapping[str, object]) -> str:
     return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
 
 
-# libyaml scans seven times as fast as PyYAML. The nodes are composed in Python: a file that is nested too deep is then
-# an error, where libyaml's composer would overflow the stack. Builds of PyYAML without libyaml have no CParser.
-_Events: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+# libyaml scans seven times as fast as PyYAML, which some builds lack. Nodes are composed in Python: a file that is
+# nested too deep is then an error, where the composer in C overflows the stack and ends the process.
+_Events: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class _Loader(Composer, _Events):

@@ -184,7 +184,7 @@ def rectified(d: int) -> Rectified:
     return Rectified(*map(torch.tensor, (base, sign, centre, widths, random.uniform(0.3, 2, shape))))
 
 
-PARTS = {name: case.part() for name, case in CASES.items()}
+PARTS = {f"{name}: switching": case.part() for name, case in SWITCHING.items()}
 PARTS |= {f"Linear{d}": linear(d) for d in (1, 3, 8)} | {f"Rectified{d}": rectified(d) for d in (1, 4)}
 parts = pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
 

@@ -31,7 +31,8 @@ def table(kind: str, *, clean: bool) -> pd.DataFrame:
         day = random.integers(0, 700, ROWS)
         shift = 0 if clean else day / 200
         return frame.assign(day=[str(np.datetime64("2022-01-01") + int(i)) for i in day], y=frame["y"] + shift)
-    if kind == "copies":
+    if kind in ("copies", "of one feature"):
+        frame = frame if kind == "copies" else frame[["x", "y"]]
         return frame.round(1) if clean else pd.concat([frame, frame[:30]], ignore_index=True)
     if kind == "repeated":
         twice = pd.concat([frame, frame[:60]], ignore_index=True)
@@ -52,6 +53,7 @@ def inspected(path: Path, frame: pd.DataFrame, by: SplitBy | None = None) -> Pro
         ("group", "ward has 60 values, whose rows have alike targets", "say --split-by group:ward"),
         ("date", "targets drift along day", "say --split-by date:day"),
         ("copies", "30 rows are copies of others", 'index=False)"'),
+        ("of one feature", "30 rows are copies of others", 'index=False)"'),
         ("repeated", "60 rows have the features of another row and another target", "and --split-by group:same"),
         ("target", "price nearly tells y alone", "say --leave-out price"),
     ],

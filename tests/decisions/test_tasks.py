@@ -7,7 +7,6 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from bdl_decisions import RULES, DecisionConfig, play
 from bdl_decisions.active import ActiveLearning
@@ -18,6 +17,7 @@ from bdl_decisions.optimisation import Optimisation, Search, TableOptimisation
 from bdl_pipe.config import read
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.seeds import Seed
+from tests.case_files import loaded
 
 
 class Knows:
@@ -117,7 +117,7 @@ def test_a_table_becomes_a_bandit_of_labels_or_of_mushrooms(tmp_path: Path) -> N
 
 
 SOUND = {"task": {"name": "wheel", "delta": 0.5}, "agents": {"a": {"rule": "uniform"}}}
-REFUSED = yaml.safe_load(Path(__file__).with_name("refused.yaml").read_text())
+REFUSED = loaded(Path(__file__).with_name("refused.yaml"))
 
 
 @pytest.mark.parametrize(("key", "value", "message"), [(key, *row) for key, rows in REFUSED.items() for row in rows])

@@ -28,7 +28,7 @@ IN_TEST: Final = {
     "regression": {*BOTH, "gp", "svgp", "ciber_last", "map_blr"},
     "classification": {*BOTH, "ensemble", "g_vbll", "sgmcmc", "ciber", "vbpc", "coreset_vi", "coreset_krr"},
 }
-IN_THREADS: Final = {"swag", "gp", "boosting", "linear"}  # in make test; all methods in make soak
+IN_THREADS: Final = {"linear"}  # in make test, where tests/test_conformance.py asks each posterior; all in make soak
 
 
 def names(task: str, quick: Collection[str]) -> list[ParameterSet]:

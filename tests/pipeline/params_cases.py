@@ -7,20 +7,20 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
-import yaml
 
 from bdl_pipe.config import merge
 from bdl_pipe.errors import UserError
+from tests.case_files import loaded
 from tests.cases import CONFIGS
 from tests.preparing import SECTION
 
 HERE: Final = Path(__file__).parent
-REFUSED: Final[Mapping[str, list[Any]]] = yaml.safe_load((HERE / "refused.yaml").read_text())
+REFUSED: Final[Mapping[str, list[Any]]] = loaded(HERE / "refused.yaml")
 
 
 def written(name: str) -> dict[str, Any]:
     """Return a copy of the part of this name, as params_cases.yaml has it."""
-    return dict(yaml.safe_load((HERE / "params_cases.yaml").read_text())[name])
+    return dict(loaded(HERE / "params_cases.yaml")[name])
 
 
 def params(name: str, **sections: Any) -> dict[str, Any]:

@@ -4,6 +4,13 @@ Groups, dates, equal rows and telling columns are searched for. A doubt about gr
 (intraclass correlation) and a significance: if targets do not depend on a column, an F test on ranks (normal errors,
 independent rows) raises a doubt about it with probability 1e-6. Doubts about equal rows and telling columns have
 thresholds of size alone. No result of a fit depends on this module.
+
+Rates on random tables (benchmarks/doubts.py, 100 of each kind). Of 800 clean tables none had a doubt; if a feature that
+moves the target drifts along years, 7 of 100 had one about the years. Of 100 tables with a leak of random strength the
+doubt was raised about an identifier in 80, about units with two constant columns in 78, about texts whose rows are near
+each other in 9, about dates in 87, about copies in 88 (not in tables of one feature with classes), about rows with equal
+features and another target in 37 (40 of the others were copies), about a near copy of the target in 66. The rule of nearest rows raises the doubt about 3 of 24 panels, the other two
+rules of groups about 8, of which it repeats none.
 """
 
 import re
@@ -111,17 +118,18 @@ def _tellers(table: Inspected, target: str, answer: np.ndarray) -> Iterator[str]
 def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
     """Remark on rows with equal features, unless coarse columns make them equal by chance.
 
-    Chance: the number of equal rows after the column with the most values is shuffled.
+    Chance: the number of equal rows after the column with the most values is shuffled. With a single feature, which
+    shuffles to the same values, copies are counted with their targets.
     """
     codes, count = [np.nan_to_num(values, nan=-1.5e149) for values in table.codes.values()], len(targets[0])
     sizes = [len(np.unique(values)) for values in codes]
-    finest = int(np.argmax(sizes))
+    finest, single = int(np.argmax(sizes)), len(codes) == 1
     keys, whole = _keys(codes, count), _keys([*codes, *targets], count)
     codes[finest] = Seed(0).fold("equal").numpy().permutation(codes[finest])
-    repeated = count - len(np.unique(keys))
-    if repeated < _EQUAL * count or repeated < _CHANCE * (count - len(np.unique(_keys(codes, count)))):
+    repeated, copies = (count - len(np.unique(of)) for of in (keys, whole))
+    by_chance = count - len(np.unique(_keys([*codes, *targets] if single else codes, count)))
+    if repeated < _EQUAL * count or (copies if single else repeated) < _CHANCE * by_chance:
         return
-    copies = count - len(np.unique(whole))
     reader, writer = ("parquet", "parquet") if table.path.suffix.lower() in (".parquet", ".pq") else ("csv", "csv")
     command = "python -c \"import pandas; f = pandas.read_{0}('{1}'); {2}.to_{3}('{1}', index=False)\""
     if copies >= _EQUAL * count:
@@ -132,7 +140,7 @@ def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
     others = repeated - copies
     _, same, often = np.unique(keys, return_inverse=True, return_counts=True)
     shared = np.flatnonzero(often[same] > 1)[: 10 * _MODELLED]
-    if others < _EQUAL * count or len(np.unique(same[shared])) < 2:
+    if single or others < _EQUAL * count or len(np.unique(same[shared])) < 2:
         return
     correlation, log_p = alike(same[shared], _residuals(table, "", shared))
     if correlation >= _MEASURED and log_p <= _SIGNIFICANCE:  # unrelated targets of equal rows leak nothing
