@@ -77,7 +77,7 @@ def of_estimator(method: str, how: str, first: list[tuple[pd.DataFrame, np.ndarr
 
 
 def of_river(first: list[tuple[pd.DataFrame, np.ndarray]]) -> tuple[Predict, Learn]:
-    """Return the two functions of river's Bayesian linear regression, on standardised numbers and one-hot categories."""
+    """Return the functions of river's Bayesian linear regression, on standardised numbers and one-hot categories."""
     from river.linear_model import BayesianLinearRegression
 
     model = BayesianLinearRegression(smoothing=0.9999)
