@@ -12,6 +12,9 @@ from .decision import decide as decide
 from .decision import register_task as register_task
 from .decision import table as table
 from .loop import play as play
+from .own import Arms as Arms
+from .own import Maximise as Maximise
+from .own import Pool as Pool
 from .question import Belief as Belief
 from .question import Problem as Problem
 from .question import Question as Question

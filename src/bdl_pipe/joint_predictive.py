@@ -27,9 +27,9 @@ from .predictive import mixture
 from .seeds import Seed
 
 DRAWS: Final = 500  # number of drawn functions if no closed form exists; a mean over D draws errs by about 1/√D
-# The covariance of a repeated input is singular. Its Cholesky factor exists with this share of the mean variance added
-# to its diagonal.
-_JITTER: Final = 1e-9
+# The covariance of a repeated input is singular. Its Cholesky factor exists with a share of the mean variance added to
+# its diagonal: the first of these with which it does. A smooth process at a thousand inputs needs more than the first.
+_JITTERS: Final = (1e-9, 1e-7, 1e-5)
 _LOG_2PI: Final = math.log(2 * math.pi)
 
 
@@ -277,10 +277,18 @@ def normal_log_prob(covariance: Float[Tensor, "*many n n"], error: Float[Tensor,
 
 
 def jittered_root(covariance: Float[Tensor, "*many n n"]) -> Float[Tensor, "*many n n"]:
-    """Return the Cholesky factor of float64 covariances, which may be singular, with a small jitter on the diagonal."""
+    """Return the Cholesky factor of float64 covariances, which may be singular, with a small jitter on the diagonal.
+
+    Raises:
+        LinAlgError: a covariance has a negative eigenvalue that is no rounding error.
+    """
     scale = covariance.diagonal(dim1=-2, dim2=-1).mean(-1).clamp_min(1e-30)
     identity = torch.eye(covariance.shape[-1], dtype=torch.float64, device=covariance.device)
-    return torch.linalg.cholesky(covariance + _JITTER * scale[..., None, None] * identity)
+    for jitter in _JITTERS[:-1]:
+        root, failed = torch.linalg.cholesky_ex(covariance + jitter * scale[..., None, None] * identity)
+        if not bool(failed.any()):
+            return root
+    return torch.linalg.cholesky(covariance + _JITTERS[-1] * scale[..., None, None] * identity)
 
 
 def at_places(inputs: Float[Tensor, "group row ..."], places: Int[Tensor, "group place"] | None) -> Tensor:

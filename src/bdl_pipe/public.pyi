@@ -6,6 +6,7 @@ from typing import Any, Final
 from . import config as _config
 from . import networks as _networks
 from . import plugins as _plugins
+from .adaptive import AdaptiveIntervals as AdaptiveIntervals
 from .artifacts import State as State
 from .baselines.stored import StoredPosterior as StoredPosterior
 from .baselines.trees import Trees as Trees
