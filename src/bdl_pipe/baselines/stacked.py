@@ -92,10 +92,8 @@ class StackedPosterior(StoredPosterior):
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        self.network, self.trees = (
-            posterior.from_state(State(under(f"{name}.", state.tensors), state.config[name]), device)
-            for name, posterior in zip(_PARTS, (NetworkDraws, BoostingPosterior), strict=True)
-        )
+        network, trees = (State(under(f"{name}.", state.tensors), state.config[name]) for name in _PARTS)
+        self.network, self.trees = NetworkDraws.from_state(network, device), BoostingPosterior.from_state(trees, device)
         self._of_network = round(float(state.tensors["share"]) * state.config["draws"])
         self._of_trees = state.config["draws"] - self._of_network
         self._tails: list[float] | None = state.config["tails"]
