@@ -69,6 +69,8 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     comparison = compare(table, "CIFAR10", RUNS, "stand-in")
     assert comparison.stand_in == "fashion_mnist"
     assert stem(table, "CIFAR10", "stand-in") == "table1-cifar10-on-fashion_mnist"
+    last = papers.load("vbpc:table9").on_stand_ins(step := "CIFAR100 (20 classes)")
+    assert last and stem(last, step, "stand-in") == "table9-cifar100_20_classes-on-fashion_digits-20-classes"
     assert counted(comparison) == Cells(printed=37, made=0, near=0, far=0, stand_in=7)
     page = markdown(comparison, {"commit": "abc"})
     places = [page.index(title) for title in TITLES]

@@ -42,13 +42,13 @@ class Cells:
 
 
 def stem(table: PaperTable, dataset: str, kind: Kind) -> str:
-    """Return the file name of a page, without its suffix.
+    """Return the file name of a page, without its suffix. It has no brackets, which would end a Markdown link.
 
     Args:
         table: the result of :func:`.comparison.of_kind`.
         dataset: the paper's name.
     """
-    ours, theirs = table.names.datasets[dataset], dataset.lower().replace(" ", "_")
+    ours, theirs = table.names.datasets[dataset], dataset.lower().translate(str.maketrans(" ", "_", "()"))
     ends = {
         "protocol": ours,
         "default run": f"{ours}-default_run",
