@@ -32,7 +32,8 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: is nested too deep") from None
     except Exception as error:  # The constructor of an explicit tag may raise anything.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        last = text.count("\n")  # libyaml counts the end of a file as a line of its own
+        place = f"{path}:{min(mark.line, last) + 1}" if mark else str(path)
         raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
     if not isinstance(loaded, dict):
         raise DataError(f"{path}: must be sections (key: value)")
