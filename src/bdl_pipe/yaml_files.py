@@ -45,14 +45,14 @@ def write_yaml(value: Mapping[str, object]) -> str:
     return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
 
 
-# libyaml scans seven times as fast as PyYAML, which some builds lack. Nodes are composed in Python: a file that is
+# libyaml scans seven times as fast as PyYAML; some builds lack it. Nodes are composed in Python: a file that is
 # nested too deep is then an error, where the composer in C overflows the stack and ends the process.
-_Events: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BASES: Final[tuple[Any, ...]] = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
 
 
-class _Loader(Composer, _Events):
+class _Loader(*_BASES):  # type: ignore[misc]
     def __init__(self, stream: str) -> None:
-        _Events.__init__(self, stream)
+        _BASES[-1].__init__(self, stream)
         Composer.__init__(self)
 
 
