@@ -1,5 +1,6 @@
 """YAML files: one clear line for each file that cannot be read, and the numbers of YAML 1.2."""
 
+import importlib.util
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -81,6 +82,17 @@ SCALARS = [
 def test_a_scalar_is_read_as_dvc_reads_it(tmp_path: Path, text: str) -> None:
     path = damaged(tmp_path / "config.yaml", f"a: {text}\n".encode())
     assert repr(read_yaml(path)) == repr(YAML(typ="safe").load(path))
+
+
+def test_a_build_of_pyyaml_without_libyaml_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(yaml, "CSafeLoader")
+    spec = importlib.util.find_spec("bdl_pipe.yaml_files")
+    assert spec is not None and spec.loader is not None
+    slow = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(slow)
+    assert slow._Loader.__mro__[1] is yaml.SafeLoader
+    path = damaged(tmp_path / "config.yaml", "\n".join(f"k{i}: {text}" for i, text in enumerate(SCALARS)).encode())
+    assert repr(slow.read_yaml(path)) == repr(read_yaml(path))
 
 
 @pytest.mark.parametrize("text", [*SCALARS, "12:30", "1:2:3", "=", "<<", "", " x ", "#c", "a: b", "two\nlines", "'q'"])

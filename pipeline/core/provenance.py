@@ -6,6 +6,9 @@ import os
 import socket
 import subprocess
 from functools import cache
+from typing import Final
+
+_SAME: Final = 10.0  # the largest difference of two start times of one process, in seconds
 
 
 @cache
@@ -46,15 +49,17 @@ def process(pid: int | None = None) -> str:
 
 
 def is_dead(name: str) -> bool:
-    """Return whether ``name`` (see :func:`process`) is a process of this machine that has ended."""
+    """Return whether ``name`` (see :func:`process`) is a process of this machine that has ended.
+
+    A start time is reckoned from the time of the boot in whole seconds, which moves by one when the clock is adjusted.
+    """
     import psutil
 
-    host, _, rest = name.partition("/")
-    pid, _, _ = rest.partition("/")
-    if host != socket.gethostname() or not pid.isdigit():
+    host, pid, start = (*name.split("/"), "", "")[:3]
+    if not start or host != socket.gethostname() or not pid.isdigit():
         return False
     try:
-        return process(int(pid)) != name
+        return abs(psutil.Process(int(pid)).create_time() - float(start)) > _SAME
     except psutil.NoSuchProcess:
         return True
 

@@ -32,7 +32,8 @@ def read_yaml(path: Path) -> Mapping[str, Any]:
         raise DataError(f"{path}: is nested too deep") from None
     except Exception as error:  # The constructor of an explicit tag may raise anything.
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or error
-        place = f"{path}:{mark.line + 1}" if mark else str(path)
+        last = text.count("\n")  # libyaml counts the end of a file as a line of its own
+        place = f"{path}:{min(mark.line, last) + 1}" if mark else str(path)
         raise DataError(f"{place}: is not YAML: {brief(problem)}") from None
     if not isinstance(loaded, dict):
         raise DataError(f"{path}: must be sections (key: value)")
@@ -44,14 +45,14 @@ def write_yaml(value: Mapping[str, object]) -> str:
     return yaml.dump(dict(value), Dumper=_Dumper, sort_keys=False)
 
 
-# libyaml scans seven times as fast as PyYAML, which some builds lack. Nodes are composed in Python: a file that is
+# libyaml scans seven times as fast as PyYAML; some builds lack it. Nodes are composed in Python: a file that is
 # nested too deep is then an error, where the composer in C overflows the stack and ends the process.
-_Events: Final[Any] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_BASES: Final[tuple[Any, ...]] = (Composer, yaml.CSafeLoader) if hasattr(yaml, "CSafeLoader") else (yaml.SafeLoader,)
 
 
-class _Loader(Composer, _Events):
+class _Loader(*_BASES):  # type: ignore[misc]
     def __init__(self, stream: str) -> None:
-        _Events.__init__(self, stream)
+        _BASES[-1].__init__(self, stream)
         Composer.__init__(self)
 
 

@@ -278,6 +278,9 @@ def test_the_runs_of_killed_processes_are_marked_as_killed(client: MlflowClient)
     dead = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     name = provenance.process(dead.pid)
     assert not provenance.is_dead(name)
+    place, _, start = name.rpartition("/")
+    assert not provenance.is_dead(f"{place}/{float(start) + 1:.2f}")  # the time of the boot has moved
+    assert provenance.is_dead(f"{place}/{float(start) - 100:.2f}")  # the pid has been reused
     dead.communicate()
     assert provenance.is_dead(name)
     assert not provenance.is_dead("elsewhere/1/0.00")  # a process of another machine, which may live

@@ -8,9 +8,9 @@ thresholds of size alone. No result of a fit depends on this module.
 Rates on random tables (benchmarks/doubts.py, 100 of each kind). Of 800 clean tables none had a doubt; if a feature that
 moves the target drifts along years, 7 of 100 had one about the years. Of 100 tables with a leak of random strength the
 doubt was raised about an identifier in 80, about units with two constant columns in 78, about texts whose rows are near
-each other in 9, about dates in 87, about copies in 88 (not in tables of one feature with classes), about rows with equal
-features and another target in 37 (40 of the others were copies), about a near copy of the target in 66. The rule of nearest rows raises the doubt about 3 of 24 panels, the other two
-rules of groups about 8, of which it repeats none.
+each other in 9, about dates in 87, about copies in 88 (not in a table of one feature with classes), of rows with equal
+features and another target in 37 (40 of the others were copies), about a near copy of the target in 66. The rule of
+nearest rows alone raises the doubt about 3 of 24 panels, the other two rules of groups about 8.
 """
 
 import re
