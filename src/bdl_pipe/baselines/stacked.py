@@ -92,10 +92,9 @@ class StackedPosterior(StoredPosterior):
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        self.network, self.trees = (
-            posterior.from_state(State(under(f"{name}.", state.tensors), state.config[name]), device)
-            for name, posterior in zip(_PARTS, (NetworkDraws, BoostingPosterior), strict=True)
-        )
+        network, trees = (State(under(f"{name}.", state.tensors), state.config[name]) for name in _PARTS)
+        self.network = NetworkDraws.from_state(network, device)
+        self.trees = BoostingPosterior(trees, device)
         self._of_network = round(float(state.tensors["share"]) * state.config["draws"])
         self._of_trees = state.config["draws"] - self._of_network
         self._tails: list[float] | None = state.config["tails"]
@@ -103,7 +102,8 @@ class StackedPosterior(StoredPosterior):
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         network, trees = self.network.predict(inputs, rng=rng), with_tails(self.trees.predict(inputs), self._tails)
-        members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)  # type: ignore[attr-defined]
+        assert isinstance(network, Categorical | Gaussian | StudentT)
+        members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)
         index = torch.arange(self._of_network, device=inputs.device) * members // max(1, self._of_network)
 
         def draws(of_network: Tensor, of_trees: Tensor) -> Tensor:
