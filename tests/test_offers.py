@@ -9,11 +9,12 @@ import torch
 from bdl_pipe import offers
 from bdl_pipe.config import read
 from bdl_pipe.data import split_rows
-from bdl_pipe.data.size import Size
+from bdl_pipe.data.size import Section, Size
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.method import Default, Method, Upstream
 from bdl_pipe.registry import METHODS, register_method
 from bdl_pipe.seeds import Seed
+from bdl_pipe.training.learner import EarlyStopping
 
 SMALL, MIDDLE, LARGE = (Size("regression", rows, 13) for rows in (300, 5_000, 200_000))
 IMAGES = Size("classification", 300, 144, image=(1, 12, 12), fewest=150)
@@ -175,17 +176,30 @@ def test_the_number_of_blocks_follows_from_the_pixels() -> None:
     assert blocks == {2: 1, 8: 1, 28: 3, 64: 4, 224: 6}
 
 
-def test_the_network_of_a_stack_has_bins_a_schedule_and_a_student_t_for_regression_on_a_middle_table() -> None:
-    default, plain = METHODS["stacked"].default, METHODS["tabm"].default
-    assert default is not None and plain is not None
-    for size, binned in ((MIDDLE, True), (LARGE, False), (replace(MIDDLE, task="classification"), False)):
-        section = {**METHODS["stacked"].settings, **default.override(size)}
-        typed = read(METHODS["stacked"].config, section, "stacked")
-        tabm = section["tabm"]
-        assert ("bins" in tabm["network"]) == (tabm.get("tails") == "student") == binned
-        assert binned or tabm == {**METHODS["tabm"].settings, **plain.override(size)}
-        if binned:
-            training = typed.tabm.training
-            lengths = training.early_stopping.lengths(training.epochs)
-            assert len(lengths) >= 3 and lengths[-1] <= math.ceil(training.epochs / 2)
-            assert training.epochs * size.steps_per_epoch == pytest.approx(4_000, rel=0.02)
+def test_middle_tables_of_regression_have_bins_a_schedule_and_student_ts_and_iterates_do_not() -> None:
+    def chosen(size: Size) -> tuple[Section, Section, Section, Section]:
+        (tabm, stacked), sgd = (METHODS[name].default for name in ("tabm", "stacked")), METHODS["sgd"].upstream
+        assert tabm is not None and stacked is not None
+        parts = stacked.override(size)["tabm"], tabm.override(size)
+        return *parts, sgd["sgd"].override(size), sgd["iterates"].override(size)
+
+    nested, tabm, sgd, iterates = chosen(MIDDLE)
+    assert nested == {**METHODS["tabm"].settings, **tabm}
+    read(METHODS["tabm"].config, tabm, "tabm"), read(METHODS["sgd"].config, sgd, "sgd")
+    for of in (tabm, sgd):
+        assert of["network"]["bins"] == 32 and "frequencies" not in of["network"] and of["tails"] == "student"
+        training = of.get("training", of)
+        lengths = EarlyStopping(**training["early_stopping"]).lengths(training["epochs"])
+        assert len(lengths) >= 3 and lengths[-1] <= math.ceil(training["epochs"] / 2)
+        assert training["epochs"] * MIDDLE.steps_per_epoch == pytest.approx(4_000, rel=0.02)
+    assert "tails" not in iterates, "Laplace's approximation, CIBER and chains need Gaussian noise"
+    for size in (replace(MIDDLE, rows=1_100), LARGE, replace(MIDDLE, task="classification")):  # 990 training rows
+        assert not any("tails" in of or "bins" in of["network"] for of in chosen(size))
+
+
+def test_networks_with_bins_take_longer() -> None:
+    tabm = [METHODS["tabm"]]
+    few, more = (
+        offers.timing(tabm, replace(MIDDLE, rows=rows), splits=1, step=1e-3).seconds for rows in (1_100, 1_200)
+    )
+    assert more > 3 * few

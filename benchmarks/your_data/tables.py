@@ -9,7 +9,8 @@ before any of them was fitted, and no number of ``add`` may be chosen by their s
 unseen table, the table becomes seen, and the next one by the rule takes its place. Two exceptions: the rule ``noise:
 training`` was chosen on diamonds, but its effect on cps1988 and deliveries (NLL −.005 to +.004) was looked at before
 the rule was adopted; and births14 was one of four tables on which numbers of imagined rows of recalibration were
-compared (20, 40 and 80; its NLL moved by up to .003).
+compared (20, 40 and 80; its NLL moved by up to .003). The test rows of computers were looked at when the network of
+``stacked`` was chosen, after its scores in results/your_data; for later runs it is a seen table (rule.md).
 
 - Size classes: small, below 1,000 rows; middle, below 10,000; large, all others. Only rows with a target count.
 - A table qualifies if it has at least 200 rows and four features, if one row is one independent unit (no time series,

@@ -26,6 +26,7 @@ LEAST: Final = 0.05  # The smallest pace: fits of fewer steps would not be infor
 _PER_STAGE: Final = 1.5  # seconds to start a stage, read its data and write its result
 _SEARCHED: Final = 1.6  # early stopping's search and fit together take at most this multiple of the fit's time
 _BY_LENGTHS: Final = 1.9  # the same multiple if all lengths of a schedule are tried
+_BINNED: Final = 3.5  # the multiple for a network with bins, which has twice the steps (``Size.binned``)
 
 
 def offered(size: Size) -> list[Method]:
@@ -127,10 +128,13 @@ def timing(
 
 def _longer(section: Section, size: Size) -> float:
     """Return the multiple of a fit's time that the fit and the search of its number of epochs take together."""
+    parts = [part for part in section.values() if isinstance(part, dict) and "training" in part]
+    section = parts[0] if parts else section  # a method that fits another one has its section
     training = section.get("training", section)
     if training.get("early_stopping") is None:
         return _SEARCHED if size.small else 1.0  # few rows: nearly all methods search
-    return _SEARCHED if training["optimiser"]["schedule"] == "constant" else _BY_LENGTHS
+    binned = _BINNED if section.get("network", {}).get("bins") else 1.0
+    return binned * (_SEARCHED if training["optimiser"]["schedule"] == "constant" else _BY_LENGTHS)
 
 
 def step_seconds(size: Size) -> float:

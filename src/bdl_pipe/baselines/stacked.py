@@ -93,7 +93,8 @@ class StackedPosterior(StoredPosterior):
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
         network, trees = (State(under(f"{name}.", state.tensors), state.config[name]) for name in _PARTS)
-        self.network, self.trees = NetworkDraws.from_state(network, device), BoostingPosterior.from_state(trees, device)
+        self.network = NetworkDraws.from_state(network, device)
+        self.trees = BoostingPosterior(trees, device)
         self._of_network = round(float(state.tensors["share"]) * state.config["draws"])
         self._of_trees = state.config["draws"] - self._of_network
         self._tails: list[float] | None = state.config["tails"]
@@ -101,7 +102,8 @@ class StackedPosterior(StoredPosterior):
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         network, trees = self.network.predict(inputs, rng=rng), with_tails(self.trees.predict(inputs), self._tails)
-        members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)  # type: ignore[attr-defined]
+        assert isinstance(network, Categorical | Gaussian | StudentT)
+        members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)
         index = torch.arange(self._of_network, device=inputs.device) * members // max(1, self._of_network)
 
         def draws(of_network: Tensor, of_trees: Tensor) -> Tensor:
@@ -224,34 +226,9 @@ class _Parts(Report):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of both parts: the trees as ``add`` writes them for ``boosting``, and TabM.
-
-    TabM has its own default for classes and from 10,000 training rows on. For regression on fewer rows its numbers are
-    encoded by 32 quantile bins, the learning rate has one cycle over twice the usual steps, at lengths that rise to
-    half of them by factors of two, and the noise is a Student t. With a fifth to a quarter of the steps of each, the
-    NLL of TabM on rows that neither fit nor recalibration used fell from 12.227 to 12.146 on saratogahouses and from
-    6.626 to 6.379 on computers; with all steps it rose from 4.162 to 4.199 on gestation, where 927 rows were fitted
-    (one split each).
-    """
+    """Return the hyperparameters of both parts, as ``add`` writes them for the two methods."""
     assert TABM.default is not None
-    tabm = {**TABM.settings, **TABM.default.override(size)}
-    if size.task == "regression" and size.small:
-        tabm |= _binned(size)
-    return {"tabm": tabm, "boosting": dict(BOOSTING.settings)}
-
-
-def _binned(size: Size) -> Section:
-    epochs = size.epochs(4_000)
-    optimiser = {"name": "adamw", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.3, "weight_decay": 0.03}
-    training = {
-        "epochs": epochs,
-        "batch": size.batch,
-        "optimiser": {**optimiser, "grad_clip_norm": 1.0},
-        "early_stopping": {"every": -(-epochs // 16), "patience": None},
-        "noise": "validation",
-    }
-    network = {"name": "mlp", "hidden": [128, 128], "activation": "silu", "bins": 32}
-    return {"network": network, "training": training, "tails": "student"}
+    return {"tabm": {**TABM.settings, **TABM.default.override(size)}, "boosting": dict(BOOSTING.settings)}
 
 
 STACKED = Method(
@@ -261,7 +238,6 @@ STACKED = Method(
     stages={"student": StageSpec(fit)},
     search={"tabm.training.optimiser.lr": (1e-4, 3e-2, "log"), "boosting.learning_rate": (1e-2, 3e-1, "log")},
     settings={"draws": 32},
-    # both parts are fitted twice, and a step of TabM with bins takes three times as long as one of ``tabm``; of few
-    # rows, too few are validation rows
-    default=Default(40.0, override=default, suits=lambda size: size.image is None and size.train >= _FEWEST),
+    # both parts are fitted twice; of few rows, too few are validation rows
+    default=Default(14.0, override=default, suits=lambda size: size.image is None and size.train >= _FEWEST),
 )

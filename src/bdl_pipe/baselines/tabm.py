@@ -189,6 +189,8 @@ def fit(
 def default(size: Size) -> Section:
     """Return the hyperparameters: fewer members of a large network, and half the learning rate for few rows."""
     members, lr = (16, 2.5e-3) if size.small else (8, 5.0e-3)
+    if (binned := size.binned) is not None:
+        return {"members": members, **binned, **size.floor}
     return {"network": size.network, "members": members, "training": size.training(lr), **size.floor}
 
 

@@ -17,6 +17,7 @@ _MOST_CALIBRATION: Final = 2_000  # rows
 _FEWEST_NOISY: Final = 100  # training rows that can show how the noise varies
 _TRAIN_SHARE: Final = 0.9  # the share of training rows of standard splits
 _FEATURE_SIDE: Final = 4  # the most pixels per side of a ConvNet's features
+_FEWEST_BINNED: Final = 1_000  # training rows
 _FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot distinguish steep functions from noise
 _MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
 
@@ -140,6 +141,32 @@ class Size:
             return {"name": "mlp", "hidden": self.hidden, "frequencies": _FEW_ROWS}
         some = {"encoded": list(self.numbers)} if 0 < len(self.numbers) < self.width else {}
         return {"name": "mlp", "hidden": self.hidden, "activation": "silu", "frequencies": _MANY_ROWS, **some}
+
+    @property
+    def binned(self) -> Section | None:
+        """Return network, training and tails for regression on 1,000 to 10,000 training rows of a table; None else.
+
+        Numbers are encoded by 32 quantile bins, the learning rate has one cycle over twice the usual steps, at lengths
+        that rise to half of them by factors of two, and the noise is a Student t. On one split of six tables of 1,218
+        to 4,695 fitted rows, a sixth of the training rows judged, after recalibration: with .07 to .08 of the steps,
+        which take about the time of .26 of the former steps, the NLL of ``tabm`` fell on all six, by .061 on
+        saratogahouses, .125 on computers, .016 on wage, .014 on nmes1988, .42 on acs12 and .65 on budgetitaly. With
+        .25 for .8 of the steps, ``ensemble`` fell by .074 on saratogahouses. With all steps, ``tabm`` rose by .037 on
+        gestation, where 927 rows were fitted.
+        """
+        if self.task != "regression" or self.image is not None or not self.small or self.train < _FEWEST_BINNED:
+            return None
+        epochs = self.epochs(4_000)
+        optimiser = {"name": "adamw", "lr": 1e-2, "schedule": "one_cycle", "warmup": 0.3, "weight_decay": 0.03}
+        training = {
+            "epochs": epochs,
+            "batch": self.batch,
+            "optimiser": {**optimiser, "grad_clip_norm": 1.0},
+            "early_stopping": {"every": -(-epochs // 16), "patience": None},
+            "noise": "validation",
+        }
+        network = {"name": "mlp", "hidden": [128, 128], "activation": "silu", "bins": 32}
+        return {"network": network, "training": training, "tails": "student"}
 
     def convnet(self, side: int, width: int | None = None) -> Section:
         """Return a ConvNet with features of at most ``side`` pixels per side.

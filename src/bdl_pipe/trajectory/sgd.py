@@ -181,7 +181,14 @@ def fit(
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of the trajectories that other methods start from."""
+    """Return the hyperparameters of the trajectories of ``ensemble`` and ``deterministic``."""
+    if (binned := size.binned) is None:
+        return _usual(size)
+    training = binned.pop("training")
+    return {"snapshots": 1, "augmentation": None, **binned, **training, **size.floor}
+
+
+def _usual(size: Size) -> Section:
     return {"network": size.network, "snapshots": 1, "augmentation": None, **size.training(), **size.floor}
 
 
@@ -197,7 +204,7 @@ def default_iterates(size: Size) -> Section:
     training = size.training(constant=True)
     if (stopping := training["early_stopping"]) is not None:
         training |= {"early_stopping": {**stopping, "averaged": True}, "extra_epochs": extra}
-    return {**default(size), **training, "snapshots": snapshots, "snapshots_per_epoch": per_epoch}
+    return {**_usual(size), **training, "snapshots": snapshots, "snapshots_per_epoch": per_epoch}
 
 
 SGD = Method(
