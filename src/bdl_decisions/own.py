@@ -70,7 +70,7 @@ class Decider(ABC):
             ArtifactError: the file is missing or holds something else.
         """
         try:
-            facts = json.loads(Path(path).read_text())
+            facts = json.loads(Path(path).read_text("utf-8"))
             kind, settings = facts.pop("kind"), facts.pop("settings")
         except (OSError, ValueError, KeyError, AttributeError) as error:
             raise ArtifactError(f"{path}: must be a file of {cls.__name__}.save ({error})") from None
