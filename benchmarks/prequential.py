@@ -21,6 +21,8 @@ import time
 import warnings
 from collections.abc import Callable, Iterator
 from datetime import date
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -108,16 +110,18 @@ def of_river(first: list[tuple[pd.DataFrame, np.ndarray]]) -> tuple[Predict, Lea
     return predict, learn
 
 
-def learners(
-    first: list[tuple[pd.DataFrame, np.ndarray]],
-) -> Iterator[tuple[str, str, Callable[[], tuple[Predict, Learn]]]]:
-    for method in ("linear", "vbll"):
-        for how in ("fixed", "further", "fading", "daily"):
-            yield method, how, lambda method=method, how=how: of_estimator(method, how, first)
-    yield "river", "row by row", lambda: of_river(first)
+Start = Callable[[], tuple[Predict, Learn]]
+EACH = [*product(("linear", "vbll"), ("fixed", "further", "fading")), ("linear", "daily")]
 
 
-def play(start: Callable[[], tuple[Predict, Learn]], stream: list[tuple[pd.DataFrame, np.ndarray]]) -> dict[str, float]:
+def learners(first: list[tuple[pd.DataFrame, np.ndarray]]) -> Iterator[tuple[str, str, Start]]:
+    """Yield each learner: its name, how it learns, and the function that fits it."""
+    for method, how in EACH:
+        yield method, how, partial(of_estimator, method, how, first)
+    yield "river", "row by row", partial(of_river, first)
+
+
+def play(start: Start, stream: list[tuple[pd.DataFrame, np.ndarray]]) -> dict[str, float]:
     """Return the scores of one learner."""
     began = time.perf_counter()
     predict, learn = start()

@@ -51,12 +51,18 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
     if bandits:
         lines += ["", "## Does it explore well? Bandits", "", *_bandits(scores, bandits, wheels, facts)]
     if searches:
-        lines += ["", "## Bayesian optimisation", "", *_searches(scores, searches)]
+        lines += ["", "## Bayesian optimisation", "", *_EARLIER, "", *_searches(scores, searches)]
     if labelling:
         lines += ["", "## Active learning", "", *_labelling(scores, labelling, facts)]
     for decision in done:
         lines += ["", f"![{decision}]({decision}.svg)"]
     return "\n".join(lines) + "\n"
+
+
+_EARLIER: Final = [
+    "**These searches are from before acquisition functions followed their gradient, with a GP whose fit stops too",
+    "early.** [Beside BoTorch](botorch.md) has the loop of today.",
+]
 
 
 def drawn(curves: pd.DataFrame, decision: str) -> Drawing:
