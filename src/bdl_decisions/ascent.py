@@ -82,10 +82,10 @@ def ascended(value: Value, starts: Float[Tensor, "start column"]) -> Float[Tenso
         return total.item(), gradient.nan_to_num(0.0, 0.0, 0.0).flatten().numpy()
 
     bounds = [(0.0, 1.0)] * starts.numel()
-    found = minimize(
+    end = minimize(
         loss, starts.flatten().numpy(), jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": _STEPS}
     )
-    return torch.from_numpy(np.clip(found.x, 0, 1)).view_as(starts)
+    return torch.from_numpy(np.clip(end.x, 0, 1)).view_as(starts)
 
 
 def mean_of(belief: Belief, question: Question, width: float, rng: Seed, before: Tensor) -> Value:

@@ -22,6 +22,13 @@ from .tables import inputs_of, raw_of
 _NEAR: Final = 0.1  # standard deviation of candidates around the best input, in the unit cube
 
 
+def candidates(best: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
+    """Return points of the unit cube [count, column], half of them uniform and half around the best input so far."""
+    half = (count // 2, len(best))
+    near = np.clip(best + _NEAR * random.standard_normal(half), 0, 1)
+    return np.concatenate([random.random((count - half[0], len(best))), near])
+
+
 @final
 class Search:
     """One seed's search for the largest value; a round is an evaluation.
@@ -60,9 +67,7 @@ class Search:
     def question(self, rounds: int) -> Question:
         random, best = self._rng.fold("candidates", len(self._rows)).numpy(), self._rows[self._values.argmax()]
         if self._grid is None:
-            half = (self._count // 2, self._rows.shape[1])
-            near = np.clip(best + _NEAR * random.standard_normal(half), 0, 1)
-            asked = np.concatenate([random.random((self._count - half[0], half[1])), near])
+            asked = candidates(best, self._count, random)
         else:
             seen = {row.tobytes() for row in self._rows}
             rest = np.array([row for row in self._grid if row.tobytes() not in seen])

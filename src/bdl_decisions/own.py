@@ -27,10 +27,10 @@ from bdl_pipe.seeds import Seed
 from .agents import Agent
 from .bandits import in_blocks
 from .beliefs import PosteriorBelief
+from .optimisation import candidates
 from .question import Question
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
-_NEAR: Final = 0.1  # standard deviation of half of them around the best input, in the unit cube
 
 
 class Decider(ABC):
@@ -144,10 +144,8 @@ class Maximise(Decider):
         rule = self._agent.choosing
         if rule.propose is None or (belief is None and rule.needs_posterior) or not enough:
             return self._low + self._span * random.random((count, len(self._low)))
-        half = (_CANDIDATES // 2, len(self._low))
-        near = np.clip(cube[self.values.argmax()] + _NEAR * random.standard_normal(half), 0, 1)
-        candidates = np.concatenate([random.random(half), near])[None]
-        question = Question(candidates, count, (cube, self.values), continuous=True)
+        starts = candidates(cube[self.values.argmax()], _CANDIDATES, random)[None]
+        question = Question(starts, count, (cube, self.values), continuous=True)
         return self._low + self._span * rule.propose(belief, question, self._agent.width, address)
 
     def tell(self, rows: ArrayLike, values: ArrayLike) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 from bdl_pipe.baselines.exact_layer import LinearFunctionsPosterior
 from bdl_pipe.joint_predictive import GaussianFunctions
 from bdl_pipe.last_layer.methods import LastLayerPosterior
-from bdl_pipe.last_layer.regression import Regression
+from bdl_pipe.last_layer.regression import Regression, recursive_layer
 from bdl_pipe.linear_regression import RecursiveLayer
 from bdl_pipe.posterior import Posterior, grad_of_inputs
 from bdl_pipe.seeds import Seed
@@ -82,12 +82,4 @@ def recursive(posterior: Posterior) -> RecursivePosterior | None:
     learner = posterior.learner
     if not isinstance(learner.layer, Regression) or learner.spec.features is not None:
         return None
-    noise = learner.layer.noise_covariance.double()[0, 0]
-    if learner.exact is not None:
-        basis, variance = learner.exact.basis.double(), learner.exact.variance.double()[0]
-        precision, mean = basis / variance @ basis.mT, learner.exact.mean.double()[0]
-    else:
-        precision = torch.linalg.inv(learner.layer.covariance().matrix()[0].double())
-        mean = learner.layer.mean.double()[0]
-    layer = RecursiveLayer((precision + precision.mT) / 2, precision @ mean, noise)
-    return RecursivePosterior(learner.trunk, layer, learner.log_noise_of)
+    return RecursivePosterior(learner.trunk, recursive_layer(learner.layer, learner.exact), learner.log_noise_of)

@@ -166,9 +166,9 @@ def _descend(task: Evidence, steps: int) -> None:
         return value.item(), torch.cat([part.flatten() for part in gradient]).numpy()
 
     start = parameters_to_vector(parameters).detach().numpy().copy()
-    found = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": steps})
+    end = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": steps})
     with torch.no_grad():
-        vector_to_parameters(torch.from_numpy(found.x), parameters)
+        vector_to_parameters(torch.from_numpy(end.x), parameters)
 
 
 def _unit(targets: Tensor) -> Tensor:

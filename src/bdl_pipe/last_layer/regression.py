@@ -277,6 +277,17 @@ def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> Co
 
 
 @torch.no_grad()
+def recursive_layer(layer: Regression, exact: ConjugateRegression | None) -> RecursiveLayer:
+    """Return the Gaussian of one output's weights, in float64: the exact posterior or, with None, the layer's q(w)."""
+    if exact is None:
+        precision, mean = torch.linalg.inv(layer.covariance().matrix()[0].double()), layer.mean.double()[0]
+    else:
+        basis, variance, mean = exact.basis.double(), exact.variance.double()[0], exact.mean.double()[0]
+        precision = basis / variance @ basis.mT
+    return RecursiveLayer((precision + precision.mT) / 2, precision @ mean, layer.noise_covariance.double()[0, 0])
+
+
+@torch.no_grad()
 def after_rows(
     layer: Regression,
     exact: ConjugateRegression | None,
@@ -291,14 +302,7 @@ def after_rows(
         exact: the posterior before these rows; None: the layer's q(w).
         log_noise, keep: as in :meth:`~bdl_pipe.linear_regression.RecursiveLayer.learn`.
     """
-    noise = layer.noise_covariance.double()[0, 0]
-    if exact is None:
-        precision, mean = torch.linalg.inv(layer.covariance().matrix()[0].double()), layer.mean.double()[0]
-    else:
-        basis, variance, mean = exact.basis.double(), exact.variance.double()[0], exact.mean.double()[0]
-        precision = basis / variance @ basis.mT
-    precision = (precision + precision.mT) / 2
-    recursive = RecursiveLayer(precision, precision @ mean, noise)
+    recursive, noise = recursive_layer(layer, exact), layer.noise_covariance.double()[0, 0]
     g = None if log_noise is None else log_noise.double()
     recursive.learn(features, targets, g, keep)
     squares, basis = torch.linalg.eigh(recursive.precision)
