@@ -95,7 +95,7 @@ def _run(about: Mapping[str, Any] | None) -> str:
     packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     return (
         f"Commit {about['commit'][:8]}, {about['device']}, threads of a fit: {about['threads of a fit']}; {packages}. "
-        "Other programs ran on the same cores, so that seconds are up to five times those of an idle machine."
+        "Other programs ran on the same cores, so that the fits take fewer seconds on an idle machine."
     )
 
 
