@@ -35,7 +35,7 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert profile.left_out == {
         "kind": "as you said",
         "one": "it has one value",
-        "number": "it counts the rows",
+        "number": "it is a row number",
         "note": "it identifies rows: nearly every row has a different text, such as 'words 0'",
         "copy": "it is equal to area",
     }

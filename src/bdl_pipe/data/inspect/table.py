@@ -219,7 +219,7 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
     """Return the targets of regression [n, output].
 
     Raises:
-        DataError: a target is not a number, is not finite, does not vary, or counts the rows.
+        DataError: a target is not a number, is not finite, does not vary, or is a row number.
     """
     outputs = []
     for cells in answers:
@@ -232,6 +232,6 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
         if np.ptp(values) == 0:
             raise DataError(f"{column} must vary, got {values[0]:g} in every row")
         if kinds.counts_rows(values, len(values)):
-            raise DataError(f"{column} counts the rows; choose another target")
+            raise DataError(f"{column} is a row number; choose another target")
         outputs.append(values)
     return np.stack(outputs, axis=1)
