@@ -207,7 +207,7 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
     worse = run("constant", off(-1.01 * edge))
     best, apart = "vbll, the best of 2 Bayesian networks,", "is statistically tied with linear"
-    corrected = "after correcting for choosing the best of 2 Bayesian networks"
+    corrected = "after correcting for choosing the best of 2"
     over, like = "is better than boosting (NLL −0.0197 ± 0.0056)", f"{apart} (NLL −0.0193 ± 0.0056)"
     for rivals, answer in (
         ([better], f"Yes: {best} {over}, {corrected}."),

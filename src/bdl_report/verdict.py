@@ -139,8 +139,8 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     parts = [f"{verb} {', '.join(names)}" for verb, names in verbs.items() if names]
     answer = "No" if worse else "Not established" if tied else ONE_SEED.capitalize() if single else "Yes"
     answer += ", against a plain network" if without else ""
-    many = f"the best of {len(networks)} Bayesian networks"
-    of = f"{best.name}, {many}," if len(networks) > 1 else best.name
+    many = f"the best of {len(networks)}"
+    of = f"{best.name}, {many} Bayesian networks," if len(networks) > 1 else best.name
     corrected = f", after correcting for choosing {many}" if len(networks) > 1 and (worse or tied or better) else ""
     text = f"{answer}: {of} {' and '.join(parts)}{corrected}." if parts else f"no run can be compared with {best.name}."
     return f"{text} This comparison has no {', '.join(named[:-1])} or {named[-1]} baseline." if without else text
