@@ -104,7 +104,7 @@ def test_duplicate_images_are_counted(tmp_path: Path) -> None:
     assert profile.remarks == [
         "2 images are copies of others; training and test rows may share them",
         "1 images are in two classes or more",
-        "10 test images are training images, too: scores are too good",
+        "10 test images are training images, too: scores are optimistic",
     ]
     assert (profile.shape, profile.classes, profile.test_rows) == ((1, 5, 5), {"0": 30, "1": 30}, 10)
     assert profile.size().has_test and profile.size().image == (1, 5, 5)

@@ -30,7 +30,7 @@ from .snapshots import HEAD, Units, begun
 
 _WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
 _COUNT: Final = "num_batches_tracked"  # a buffer of batch norm, which files of PyTorch before 0.4.1 lack
-_SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
+_SEEN: Final = "pretrained: scores are optimistic if its weights were trained on rows that are test rows here"
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ def _copies(raw: Raw) -> list[str]:
         remarks.append(f"{both:,} images are in two classes or more")
     shared = sum(digest in labels for digest in _digests(raw.test)) if raw.test else 0
     if shared:
-        remarks.append(f"{shared:,} test images are training images, too: scores are too good")
+        remarks.append(f"{shared:,} test images are training images, too: scores are optimistic")
     return remarks
 
 
