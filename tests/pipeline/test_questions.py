@@ -138,7 +138,7 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     distributions, held, thirds, narrowest = intervals["rows"]["sentences"]
     assert distributions.startswith("Distributions: 1 of 2 runs are miscalibrated")
     assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
-    assert thirds.startswith("narrow: 90 % intervals hold ") and thirds.endswith(" third of the widest intervals.")
+    assert thirds.startswith("narrow: 90 % intervals cover ") and thirds.endswith(" third of the widest intervals.")
     assert [remark for remark in table.remarks() if remark == ("warn", f"{thirds[8:-1]}. Runs: v-narrow")]
     assert table.warned == 1
     assert narrowest.startswith("Narrowest at equal coverage: ") and "statistically tied with" in narrowest
@@ -213,7 +213,7 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
     for sentence, group, sets in zip(page, ("near", "far"), ("held_out", "noise"), strict=True):
         assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")
         assert sentence.lower().count(f"{group} sets") == 1 and " on " not in sentence.lower()
-        assert " has the largest mean AUROC, " in sentence and " of 2 runs it wins" in sentence
+        assert " has the largest mean AUROC, " in sentence and " of 2 runs, and no score" in sentence
     near, far, *rates = grids[:4]
     assert [grid.title.split(" by each score, on ") for grid in (near, far, *rates)] == [
         [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (held_out)", "far sets (noise)")
