@@ -7,7 +7,7 @@ from scipy import stats
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 from bdl_pipe.derived_predictive import Exponential, Mixture
-from bdl_pipe.estimators.targets import sample
+from bdl_pipe.distribution import sample
 from bdl_pipe.predictive import Categorical, Continuous, Gaussian
 from bdl_pipe.recalibration import Widened, widened
 from bdl_pipe.seeds import Seed
