@@ -191,6 +191,7 @@ class BayesianEstimator(TakesRows):
         check_parameters(self)
         if weights is not None:
             x, y, groups, dates, weights = with_weight(x, y, groups, dates, weights)
+            self._targets(y, len(weights))  # before the number of rows: the rows that are left may have one class
         profile, names = self._profile(x, y)
         raw, classes = profile.raw, profile.raw.task == "classification"
         units, ordered = units_of(len(raw.train), groups, dates)
@@ -395,8 +396,8 @@ class BayesianEstimator(TakesRows):
         tags.input_tags.string = True
         tags.input_tags.categorical = True
         tags.target_tags.required = True
-        blind = isinstance(self.method, str) and self.method in METHODS and METHODS[self.method].ignores_inputs
-        for of_task in (tags.classifier_tags, tags.regressor_tags):
-            if of_task is not None:
-                of_task.poor_score = blind
         return tags
+
+    def _is_poor(self) -> bool:
+        """Return whether the method's scores are poor on any data, for scikit-learn's tag of this name."""
+        return isinstance(self.method, str) and self.method in METHODS and METHODS[self.method].ignores_inputs

@@ -207,3 +207,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         super()._set_facts(facts)
         self.classes_ = np.array(facts["classes_"], dtype=facts["classes_dtype"])
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.classifier_tags.poor_score = self._is_poor()
+        return tags

@@ -152,7 +152,7 @@ def with_weight(x: Any, y: Any, groups: Any, dates: Any, weights: Any) -> tuple[
         raise DataError(f"sample_weight: must be finite and >= 0, got {numbers[row]:g} in row {row + 1}")
     kept = np.flatnonzero(numbers)
     if not len(kept):
-        raise DataError("sample_weight: must be above 0 in some row, got 0 in every row")
+        raise DataError("sample_weight: must not be zero in every row")
     if len(kept) == rows:
         return x, y, groups, dates, numbers
     chosen = [None if of is None else taken(of, kept) for of in (x, y, groups, dates)]

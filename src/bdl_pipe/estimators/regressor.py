@@ -224,4 +224,5 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         tags.target_tags.multi_output = True
+        tags.regressor_tags.poor_score = self._is_poor()
         return tags
