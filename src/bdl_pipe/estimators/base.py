@@ -16,6 +16,7 @@ import torch
 from sklearn.utils.validation import check_is_fitted
 
 from .. import config, offers
+from ..artifacts import State
 from ..data.config import DatasetConfig
 from ..data.split_rows import schema
 from ..data.tables.columns import ColumnKind
@@ -116,9 +117,26 @@ class BayesianEstimator(TakesRows):
             setting.
     """
 
+    method_: str
+    choice_: str
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    left_out_: dict[str, str]
+    remarks_: list[str]
+    fit_seconds_: float
+    made_from_: dict[str, list[State]]
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Describe the parameters in the subclass's docstring, where ``help`` looks for them."""
+        super().__init_subclass__(**rest)
+        _, args, described = (BayesianEstimator.__doc__ or "").partition("Args:")  # empty under python -OO
+        before, attributes, after = (cls.__doc__ or "").partition("Attributes:")
+        if args and attributes:
+            cls.__doc__ = f"{before}{args}{described.rstrip()}\n\n    {attributes}{after}"
+
     def __init__(
         self,
-        method: str = AUTO,
+        method: str = "auto",
         *,
         override: Mapping[str, object] | None = None,
         made_from: str | None = None,

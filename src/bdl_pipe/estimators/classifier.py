@@ -28,7 +28,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
 
     ``X`` is an array [n, column], a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps, or images
     of whole numbers from 0 to 255: [n, height, width], [n, height, width, channel] or [n, channel, height, width] with
-    1 or 3 channels. ``y`` are labels [n]. :class:`.base.BayesianEstimator` documents the parameters.
+    1 or 3 channels. ``y`` are labels [n].
 
     Attributes:
         classes_: the sorted labels; probabilities have this order.
@@ -42,6 +42,8 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
         fitted_: the posterior's state, a :class:`.fitted.Fitted`.
         made_from_: upstream run -> its states, see :class:`.regressor.BayesianRegressor`.
     """
+
+    classes_: np.ndarray
 
     @weighing
     def fit(

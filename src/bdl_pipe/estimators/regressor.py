@@ -27,7 +27,7 @@ class BayesianRegressor(RegressorMixin, BayesianEstimator):
     """A Bayesian regressor: a registered method, with its defaults for data of this size.
 
     ``X`` is an array [n, column] or a frame (pandas, polars, Arrow) with numbers, categories, dates and gaps; ``y`` are
-    numbers [n] or [n, output]. :class:`.base.BayesianEstimator` documents the parameters.
+    numbers [n] or [n, output].
 
     Attributes:
         method_: the name of the fitted method.
