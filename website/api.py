@@ -31,7 +31,10 @@ GROUPS: Final = {
     "estimators": Group(
         "Estimators",
         "Arrays or frames in, predictives out. [Arrays and frames](../estimators.md) has examples.",
-        ("BayesianRegressor", "BayesianClassifier", "compare", "Comparison"),
+        (
+            *("BayesianRegressor", "BayesianClassifier", "NumberDistribution", "ClassDistribution", "compare"),
+            "Comparison",
+        ),
         ("bdl_pipe.estimators.base",),
     ),
     "own-model": Group(
