@@ -14,12 +14,13 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro comparison check test soak lint compiled quick pytest weather ui docs tutorials bench clean distclean
+.PHONY: help install data repro comparison check lowest test soak lint compiled quick pytest weather ui docs tutorials bench clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     the default run, 4 to 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
 	@echo "make comparison the whole comparison, about half an hour: all methods on all 60,000 images"
 	@echo "make check     after each edit, 80 s: lint, types, import contracts, the tests that need no process and no Ray"
+	@echo "make lowest    the tests of make check with the lowest version of each dependency, in .state/lowest"
 	@echo "make test      before a commit, 8 min: the same and the whole product at small size"
 	@echo "make soak      before a release, long: slow cases, tutorials, clusters, kills, S3; prints the seconds of each file"
 	@echo "make weather   make test's tests on a busy machine, in the background, twice, in reverse"
@@ -92,6 +93,19 @@ check: install
 
 quick: install
 	@$(PYTEST) -n $(CORES) $(PARALLEL) -m "not slow and not ray and not process and not soak"
+
+# The lowest version of each direct dependency that pyproject.toml allows, in an environment of its own; the tools of the
+# extra test have narrow bounds. torch is the tested one. Lint is of our code, and test_constraints.py of the other versions.
+LOWEST := .state/lowest
+TORCH := $(BIN)/python -c 'from importlib.metadata import version; print("torch==" + version("torch"))'
+lowest: install
+	@test -x $(LOWEST)/bin/python || $(PYTHON) -m venv $(LOWEST)
+	@$(TORCH) > $(LOWEST)/torch.txt && eval "$$($(SETTINGS))" && \
+	  lowest="$(BIN)/uv pip install --quiet --index-strategy unsafe-best-match --python $(LOWEST)/bin/python" && \
+	  $$lowest --resolution lowest-direct -c $(LOWEST)/torch.txt -e '.[$(EXTRAS)]' && \
+	  $$lowest --no-deps $$(sed -n '/^curvlinops/p' constraints.txt)
+	@PATH="$(CURDIR)/$(LOWEST)/bin:$$PATH" $(PYTEST) -n $(CORES) $(PARALLEL) --ignore tests/test_constraints.py \
+	  -m "not slow and not ray and not process and not soak"
 
 # All modules are compiled once, beside lint: not by each worker, and not in each copy of the project that the tests make.
 test: install data

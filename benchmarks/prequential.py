@@ -76,7 +76,7 @@ def of_estimator(method: str, how: str, first: list[tuple[pd.DataFrame, np.ndarr
         elif how != "fixed":
             models[0].partial_fit(x, y, keep=keep)
 
-    return lambda x: models[0].predict_dist(x), learn  # type: ignore[return-value]
+    return lambda x: models[0].predict_dist(x).predictive, learn
 
 
 def of_river(first: list[tuple[pd.DataFrame, np.ndarray]]) -> tuple[Predict, Learn]:

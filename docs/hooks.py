@@ -15,23 +15,35 @@ from griffe import Extension
 ROOT: Final = Path(__file__).parents[1]
 LINK: Final = re.compile(r"(?<=\]\()(?![a-z]+:|#|/)([^)#\s]+)")
 ROLE: Final = re.compile(r":(?:class|func|meth|mod|attr|data|exc):<code>~?\.*([^<]+)</code>")
+ENTRY: Final = re.compile(r"^    (\w+(?:, \w+)+): (.*(?:\n {8}.*)*)", re.M)
 CODE: Final = re.compile(r"(^```.*?^```)", re.M | re.S)
 
 
 class OneName(Extension):  # type: ignore[misc]
-    """Split a docstring's entry of several names, ``rows, cols: of U``, which griffe reads as one name and a type."""
+    """Split a docstring's entry of several names, ``rows, cols: of U``, which griffe reads as one name and a type.
+
+    An estimator's parameters, which its base documents, are shown with the estimator.
+    """
 
     def on_object(self, *, obj: Any, **_: Any) -> None:
         if obj.docstring is not None:
-            obj.docstring.value = "\n".join(map(_split, obj.docstring.value.splitlines()))
+            obj.docstring.value = ENTRY.sub(_split, obj.docstring.value)
+
+    def on_package(self, *, pkg: Any, **_: Any) -> None:
+        if "estimators" not in pkg.members:
+            return
+        base = pkg["estimators.base.BayesianEstimator"]
+        args = re.search(r"^Args:\n(?:    .*\n?)+", base.docstring.value, re.M)
+        assert args is not None
+        for place in ("regressor.BayesianRegressor", "classifier.BayesianClassifier"):
+            estimator = pkg[f"estimators.{place}"]
+            estimator.members["__init__"] = base.members["__init__"]
+            text = estimator.docstring.value
+            estimator.docstring.value = text.replace("Attributes:\n", f"{args[0].rstrip()}\n\nAttributes:\n", 1)
 
 
-def _split(line: str) -> str:
-    match = re.fullmatch(r"(    )(\w+(?:, \w+)+): (.*)", line)
-    if match is None:
-        return line
-    *names, last = match[2].split(", ")
-    return "\n".join([*(f"    {name}: as ``{last}``." for name in names), f"    {last}: {match[3]}"])
+def _split(entry: re.Match[str]) -> str:
+    return "\n".join(f"    {name}: {entry[2]}" for name in entry[1].split(", "))
 
 
 def on_files(files: Any, config: Any) -> Any:

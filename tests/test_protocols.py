@@ -150,7 +150,7 @@ def test_the_wrapper_gives_scoringbench_the_quantiles_of_the_predictive(wrapper:
     assert found.train_range == (np.min(y[np.isfinite(y)]), np.max(y[np.isfinite(y)]))
     np.testing.assert_allclose(model.predict(pd.DataFrame(x[:5])), found.mean)
     targets = torch.from_numpy(rng.normal(size=(5, 1)))
-    exact = scores.crts(model._model.predict_dist(np.nan_to_num(x[:5], posinf=0.0)), targets, 2.0)
+    exact = scores.crts(model._model.predict_dist(np.nan_to_num(x[:5], posinf=0.0)).predictive, targets, 2.0)
     by_pinball = 2 * (((targets.numpy() <= found.quantiles) - found.levels) * (found.quantiles - targets.numpy())).mean(
         1
     )

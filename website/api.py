@@ -31,7 +31,10 @@ GROUPS: Final = {
     "estimators": Group(
         "Estimators",
         "[Use it with scikit-learn](../estimators.md) has examples.",
-        ("BayesianRegressor", "BayesianClassifier", "compare", "Comparison"),
+        (
+            *("BayesianRegressor", "BayesianClassifier", "NumberDistribution", "ClassDistribution", "compare"),
+            "Comparison",
+        ),
         ("bdl_pipe.estimators.base",),
     ),
     "own-model": Group(

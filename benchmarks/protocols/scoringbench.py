@@ -55,7 +55,7 @@ def run(frame: pd.DataFrame, target: str, methods: Sequence[str], only: int = FO
             start = time.perf_counter()
             model = BayesianRegressor(method, random_state=SEED, threads=1)
             model.fit(x.iloc[train].fillna(median).to_numpy(), y[train])
-            predictive = model.predict_dist(x.iloc[test].fillna(median).to_numpy())
+            predictive = model.predict_dist(x.iloc[test].fillna(median).to_numpy()).predictive
             seconds = time.perf_counter() - start
             found = scored(predictive, torch.from_numpy(y[test])[:, None])
             rows.append({"method": method, "fold": fold, "rows": len(test), **found, "seconds": seconds})

@@ -46,7 +46,7 @@ class BdlPipeWrapper(ProbabilisticWrapper):
         return np.asarray(self._model.predict(_finite(X)), dtype=np.float64).reshape(-1)
 
     def predict_distribution(self, X) -> DistributionPrediction:
-        predictive = self._model.predict_dist(_finite(X))
+        predictive = self._model.predict_dist(_finite(X)).predictive
         levels = (np.arange(COUNT) + 0.5) / COUNT
         quantiles = np.stack([predictive.quantile(float(level))[:, 0].double().numpy() for level in levels], axis=1)
         mean = predictive.mean[:, 0].double().numpy()

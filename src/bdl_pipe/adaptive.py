@@ -24,6 +24,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from .conformal import row_scores, threshold
+from .distribution import Distribution
 from .errors import DataError, require
 from .predictive import Continuous, Predictive
 
@@ -68,13 +69,14 @@ class AdaptiveIntervals:
         return math.inf if level >= 1 else threshold(np.array(self._scores), level)
 
     def intervals(
-        self, predictive: Predictive
+        self, predictive: Predictive | Distribution
     ) -> tuple[Float[np.ndarray, "row output"], Float[np.ndarray, "row output"]]:
         """Return the ends of the next rows' intervals, float64. They are infinite while there are too few scores.
 
         Raises:
             DataError: the predictive is one of classes.
         """
+        predictive = _tensors(predictive)
         if not isinstance(predictive, Continuous):
             raise DataError("predictive: must be of numbers, not of classes")
         mean, radius = predictive.mean.double().cpu().numpy(), self._radius()
@@ -83,12 +85,13 @@ class AdaptiveIntervals:
         reach = radius * predictive.variance.double().sqrt().cpu().numpy()
         return mean - reach, mean + reach
 
-    def observe(self, predictive: Predictive, targets: ArrayLike | Tensor) -> None:
+    def observe(self, predictive: Predictive | Distribution, targets: ArrayLike | Tensor) -> None:
         """Learn from the targets [row] or [row, output] of the rows whose intervals came last, in their order.
 
         Raises:
             DataError: the targets are not finite or not as many as the rows.
         """
+        predictive = _tensors(predictive)
         values = torch.as_tensor(np.asarray(targets, np.float64)).reshape(len(predictive.mean), -1)
         if values.shape != predictive.mean.shape or not bool(values.isfinite().all()):
             expected = list(predictive.mean.shape)
@@ -99,3 +102,7 @@ class AdaptiveIntervals:
             self.alpha += self.rate * (1 - self.level - miss)
         self.rows, self.misses = self.rows + len(scores), self.misses + sum(wrong)
         self._scores.extend(scores)
+
+
+def _tensors(predictive: Predictive | Distribution) -> Predictive:
+    return predictive.predictive if isinstance(predictive, Distribution) else predictive

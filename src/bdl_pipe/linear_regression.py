@@ -170,7 +170,9 @@ class RecursiveLayer:
         return LinearPosterior(torch.cholesky_solve(shift, factor), factor, self.noise_variance)
 
 
-def best_variances(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]) -> tuple[float, float]:
+def best_variances(
+    features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"], rows: float | None = None
+) -> tuple[float, float]:
     """Return the (s, σ²) with the largest evidence of the rows, one pair for all outputs, without a gradient.
 
     With r = s/σ², K = σ²(I + rΦΦᵀ): at a given r the best noise is σ² = tr Yᵀ(I + rΦΦᵀ)⁻¹Y/(no), so the evidence is a
@@ -178,6 +180,10 @@ def best_variances(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]
     O(ho). The root of the slope is searched between the two neighbours of the best point of a grid over log r. The grid
     finds local maxima that a fixed point (MacKay 1992) or a descent from one start may miss. If the evidence still
     rises at an end of the range of r (targets are pure noise, or the features fit them exactly), this end is returned.
+
+    Args:
+        rows: the number n of rows in the evidence. None: as many as there are. With weights w_i it is Σ w_i, and the
+            features and targets are those of :func:`scaled` by log w_i: a weight of 2 counts as two equal rows.
 
     Raises:
         DataError: features or targets are not finite, or are all zero.
@@ -189,7 +195,8 @@ def best_variances(features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"]
         raise DataError("features and targets must not be all zero")
     left, singular, _ = torch.linalg.svd(phi, full_matrices=False)
     kept = singular > singular[0] * max(phi.shape) * torch.finfo(phi.dtype).eps
-    squared, count, outputs = singular[kept].square().numpy(force=True), y.numel(), y.shape[1]
+    squared, outputs = singular[kept].square().numpy(force=True), y.shape[1]
+    count = y.numel() if rows is None else rows * outputs
     along = left[:, kept].T @ y  # [m, o]
     energy = along.square().sum(1).numpy(force=True)
     # from the residual, since ‖Y‖² − ‖along‖² cancels; 1e-30 keeps the logarithm of an exact fit finite

@@ -144,12 +144,15 @@ class Default:
             needs only the data.
         override: returns the hyperparameters that differ from ``methods.<name>``, for a size.
         suits: returns whether the method is affordable and defined at a size; its task is checked separately.
+        automatic: returns why an estimator takes the method at a size if none is named (``method="auto"``); empty if it
+            takes another one.
     """
 
     cost: float
     upstream: str = ""
     override: Callable[[Size], Section] = lambda size: {}
     suits: Callable[[Size], bool] = lambda size: True
+    automatic: Callable[[Size], str] = lambda size: ""
 
 
 @dataclass(frozen=True)
@@ -259,6 +262,9 @@ class Method:
         optimal: whether its fit ends at an optimum, whatever the seed and the time.
         online: the tasks for which its posterior learns further rows in closed form (``partial_fit``).
         program: whether its posterior becomes a program of torch.export: it predicts without drawing.
+        weighs_rows: whether a fit with ``Examples.weights``, its upstream runs included, maximises or is conditioned on
+            the weighted log-likelihood Σ w_i log p(y_i | x_i), in which a weight of 2 counts as two equal rows.
+        ignores_inputs: whether its predictions are the same for all inputs.
     """
 
     name: str
@@ -276,3 +282,5 @@ class Method:
     optimal: bool = False
     online: tuple[Task, ...] = ()
     program: bool = False
+    weighs_rows: bool = False
+    ignores_inputs: bool = False

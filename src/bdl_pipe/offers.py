@@ -15,7 +15,7 @@ import torch
 from . import networks
 from .config import variant
 from .data.size import Section, Size
-from .errors import require
+from .errors import UserError, require
 from .method import Default, Method, StageSpec, Upstream
 from .registry import METHODS
 from .seeds import Seed, own_settings
@@ -32,6 +32,23 @@ _BINNED: Final = 3.5  # the multiple for a network with bins, which has twice th
 def offered(size: Size) -> list[Method]:
     """List the methods that can predict the task, and are affordable and defined at the size."""
     return [m for m, default in defaults(METHODS.values()) if size.task in m.tasks and default.suits(size)]
+
+
+def automatic(size: Size, *, weighted: bool = False) -> tuple[Method, str]:
+    """Return the method for a user who names none, and why: of the methods that say so themselves, the cheapest.
+
+    Args:
+        weighted: whether the rows have weights, which the method must use.
+
+    Raises:
+        UserError: no method says so.
+    """
+    some = [m for m in offered(size) if m.default is not None and m.default.automatic(size)]
+    some = [m for m in some if m.weighs_rows or not weighted]
+    if not some:
+        raise UserError("method must be a name of bdl_pipe.METHODS for these rows, got auto")
+    chosen = min(some, key=lambda method: method.default.cost if method.default else 0.0)
+    return chosen, chosen.default.automatic(size) if chosen.default else ""
 
 
 def defaults(methods: Iterable[Method]) -> list[tuple[Method, Default]]:

@@ -24,6 +24,7 @@ from .data.inspect.table import inspect_table as inspect_table
 from .data.raw import Raw as Raw
 from .data.size import Size as Size
 from .display import Display as Display
+from .distribution import ClassDistribution as ClassDistribution, NumberDistribution as NumberDistribution
 from .errors import (
     ArtifactError as ArtifactError,
     ConfigError as ConfigError,

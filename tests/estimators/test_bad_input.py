@@ -126,7 +126,15 @@ CALLS: list[tuple[Callable[[Fitted], Any], str]] = [
         r"X: must be a frame of columns, .*X.to_frame\(\).T for one row",
     ),
     (lambda fitted: fitted.table.predict(FRAME[:0]), "X: must have at least 1 row, got 0"),
-    (lambda fitted: fitted.table.predict_interval(FRAME, 90), r"level must be in \(0, 1\), got 90"),
+    (lambda fitted: fitted.table.predict_interval(FRAME, [0.5, 90]), r"level must be in \(0, 1\), got 90"),
+    (
+        lambda fitted: fitted.table.predict_quantile(FRAME, "half"),
+        "must be a number .*, got 'half'",
+    ),
+    (
+        lambda fitted: fitted.table.predict_dist(FRAME).cdf([1, 2]),
+        r"broadcast with the mean's shape \[60\], got \[2\]",
+    ),
     (
         lambda fitted: fitted.table.predict_interval(FRAME, conformal=True),
         "conformal intervals and sets need calibration data: create BayesianRegressor",
@@ -153,6 +161,12 @@ def test_a_fitted_estimator_refuses_other_columns_shapes_and_invalid_arguments(
     with pytest.raises(ValueError, match=message), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an array after a frame: scikit-learn warns first
         call(fitted)
+
+
+@cases("weights", "method weights message")
+def test_weights_are_refused_in_one_line(method: str, weights: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        BayesianRegressor(method).fit(X, Y, sample_weight=weights)
 
 
 ESTIMATORS = {"a classifier": CLASSIFIER}

@@ -18,19 +18,18 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 
 FAST: Final = [BayesianRegressor("linear"), BayesianClassifier("linear")]
+BLIND: Final = [BayesianRegressor("constant"), BayesianClassifier("constant")]  # with the tag poor_score
 SHORT: Final = {"training": {"epochs": 20, "early_stopping": None}}
 NETWORKS: Final = [BayesianRegressor("map_blr", override=SHORT), BayesianClassifier("d_vbll", override=SHORT)]
 
 
 def failing(estimator: Any) -> dict[str, str]:
-    """The check that networks of regression fail, and why: they compute in float32."""
-    if estimator.method != "map_blr":
-        return {}
-    why = "asks for 1e-7; the last digit of float32, 2e-7 of 1, depends on how many rows are predicted at once"
-    return {"check_methods_subset_invariance": why}
+    """The check that estimators with weights of rows fail, and why."""
+    why = "has 9 rows of a weight above 0, and a fit needs 10; test_weights.py has the same rule on more rows"
+    return {} if estimator in NETWORKS else {"check_sample_weight_equivalence_on_dense_data": why}
 
 
-@parametrize_with_checks(FAST)
+@parametrize_with_checks(FAST, expected_failed_checks=failing)
 def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 
@@ -40,9 +39,8 @@ def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
     def marked(case: Any) -> ParameterSet:
         values, marks = (case.values, case.marks) if isinstance(case, ParameterSet) else (case, ())
-        match = re.fullmatch(
-            r"check_((classifiers|regressors)_train|fit_idempotent|methods_sample_order_invariance)", named(values[1])
-        )
+        in_test = r"check_((classifiers|regressors)_train|fit_idempotent|methods_(sample_order|subset)_invariance)"
+        match = re.fullmatch(in_test, named(values[1]))
         return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * (match is None)])
 
     def named(check: Any) -> str:
@@ -53,8 +51,8 @@ def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
 
 
 @pytest.mark.slow
-@some(parametrize_with_checks(NETWORKS, expected_failed_checks=failing, xfail_strict=True))
-def test_a_network_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+@some(parametrize_with_checks([*NETWORKS, *BLIND], expected_failed_checks=failing))
+def test_an_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 
 

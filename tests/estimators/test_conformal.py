@@ -113,7 +113,7 @@ def test_a_regressor_calibrates_the_groups_of_a_column(how: str, tmp_path: Path)
     model = BayesianRegressor("constant", conformal=how, groups="group").fit(frame, y)
     new = pd.DataFrame({"other": [0.0, 0.0, 0.0], "group": ["calm", "wild", "rare"]})
     with pytest.warns(UserWarning, match="groups: rare: fewer than the 9 calibration rows of level 0.9"):
-        low, high = model.predict_interval(new, 0.9, conformal=True)
+        low, high = model.predict_interval(new, 0.9)
     assert 0.2 < (high - low)[0] < 1 and 7 < (high - low)[1] < 13 and (low[2], high[2]) == (-math.inf, math.inf)
     model.save(tmp_path / "kept")
     again = BayesianRegressor.load(tmp_path / "kept")
@@ -144,10 +144,8 @@ def test_a_classifier_calibrates_each_class_or_the_groups_of_a_column(how: str, 
 
     def sets(groups: Any) -> np.ndarray:
         model = BayesianClassifier("constant", conformal=how, groups=groups).fit(x, y)
-        has_class: np.ndarray = model.predict_set(rows, 0.9, conformal=True)[
-            :, [model.classes_.tolist().index("rarely")]
-        ]
-        return has_class[:, 0]
+        has_class: np.ndarray = model.predict_set(rows, 0.9)[:, model.classes_.tolist().index("rarely")]
+        return has_class
 
     assert sets(None).tolist() == [False, False]
     assert sets(1).tolist() == [False, True], "nine in ten of the rows without `often` need it"

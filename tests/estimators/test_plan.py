@@ -120,9 +120,19 @@ def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_
     bdl.register_method(bdl.Method("snapshot_draws", SnapshotsConfig, ("regression", "classification"), needs))
     x = np.random.default_rng(0).normal(size=(60, 2))
     model = BayesianRegressor("snapshot_draws", override={"last": 2}, pace=0.05).fit(x, x[:, 0])
-    assert len(model.predict_dist(x).draw_mean) == 2
+    assert len(model.predict_dist(x).predictive.draw_mean) == 2
     classifier = BayesianClassifier("snapshot_draws", pace=0.05).fit(x, x[:, 0] > 0)
-    assert len(classifier.predict_dist(x).draw_log_probs) == 3
+    assert len(classifier.predict_dist(x).predictive.draw_log_probs) == 3
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("size", [*SIZES.values(), Size("regression", 89, 2, has_test=True)])
+def test_without_a_method_a_declared_one_is_taken_that_suits_the_rows(size: Size, weighted: bool) -> None:
+    """One line of each method's own declaration decides; the reason is that method's."""
+    method, why = offers.automatic(size, weighted=weighted)
+    declared = [m.name for m in offered(size) if m.default is not None and m.default.automatic(size)]
+    expected = "ensemble" if size.image else "linear" if size.rows < 90 else "multi_swag"
+    assert declared == [method.name] == [expected] and method.weighs_rows and why
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from scipy import stats
 
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 from bdl_pipe.derived_predictive import Exponential, Mixture
-from bdl_pipe.estimators.targets import sample
+from bdl_pipe.distribution import sample
 from bdl_pipe.predictive import Categorical, Continuous, Gaussian
 from bdl_pipe.recalibration import Widened, widened
 from bdl_pipe.seeds import Seed
@@ -66,8 +66,8 @@ def test_estimators_sample_their_predictive_and_repeat_the_same_draws() -> None:
     model = BayesianRegressor("linear").fit(x, y)
     drawn = model.sample(x, 4_000)
     assert drawn.shape == (4_000, 80)
-    spread = model.predict_dist(x).variance.sqrt().numpy()[:, 0]
-    assert (np.abs(drawn.mean(0) - model.predict(x)) < 6 * spread / 4_000**0.5).all()  # 1e-7 in 80 rows
+    mean, spread = model.predict(x, return_std=True)
+    assert (np.abs(drawn.mean(0) - mean) < 6 * spread / 4_000**0.5).all()  # 1e-7 in 80 rows
     np.testing.assert_array_equal(model.sample(x, 4_000), drawn)
     classes = BayesianClassifier("linear").fit(x, np.where(y > 0, "up", "down"))
     assert set(classes.sample(x, 3).ravel()) == {"down", "up"}
@@ -78,16 +78,28 @@ def test_log_prob_joint_and_intervals_agree_with_the_predictive() -> None:
     y = np.exp(x[:, 0] + 0.2 * np.random.default_rng(1).normal(size=80))
     model = BayesianRegressor("linear").fit(x, y)
     assert model.fitted_.predictor().transform.log  # logarithms fit better here, as ``add`` finds, too
-    expected = model.predict_dist(x).log_prob(torch.tensor(y[:, None]))
-    np.testing.assert_allclose(model.log_prob(x, y), expected.numpy(), rtol=1e-12)
+    predictive = model.predict_dist(x)
+    expected = predictive.predictive.log_prob(torch.tensor(y[:, None])).numpy()
+    for given in (model.log_prob(x, y), predictive.log_prob(y)):
+        np.testing.assert_allclose(given, expected, rtol=1e-12)
     joint = model.joint(x, rows=4)
     assert joint.target_shape == (20, 4, 1)
     alone = joint.marginal_log_prob(torch.tensor(y.reshape(20, 4, 1))).sum()
     np.testing.assert_allclose(float(alone), model.log_prob(x, y).sum(), rtol=1e-5)
-    ends = torch.tensor(np.stack(model.predict_interval(x, 0.5)))[..., None]
-    inside = torch.stack([model.predict_dist(x).cdf(end) for end in ends])[..., 0].numpy()
-    np.testing.assert_allclose(inside, np.repeat([[0.25], [0.75]], 80, 1), atol=1e-6)
+    ends = np.concatenate(model.predict_interval(x, [0.5, 0.8]))  # lower ends of both, then upper ends
+    np.testing.assert_allclose(predictive.cdf(ends)[:, 0], [0.25, 0.1, 0.75, 0.9], atol=1e-6)
+    np.testing.assert_array_equal(ends, np.concatenate(predictive.interval([0.5, 0.8])))
+    np.testing.assert_array_equal(model.predict_quantile(x, [0.25, 0.1, 0.75, 0.9]), ends)
+    np.testing.assert_array_equal(predictive.quantile(0.75), ends[2])
+    assert predictive.cdf(1).shape == (80,) and predictive.cdf([[1], [2], [3]]).shape == (3, 80)
+    assert (predictive.cdf(1) <= predictive.cdf(2)).all() and "80 rows: mean" in repr(predictive)
     classes = BayesianClassifier("linear").fit(x, y > 1)
     probabilities = classes.predict_proba(x)
-    np.testing.assert_allclose(classes.log_prob(x, y > 1), np.log(probabilities[np.arange(80), (y > 1) * 1]), rtol=1e-5)
+    logs, both = classes.predict_log_proba(x), classes.predict_dist(x)
+    np.testing.assert_allclose(np.exp(logs), probabilities, rtol=1e-6)
+    for of_labels in (classes.log_prob(x, y > 1), both.log_prob(y > 1)):
+        np.testing.assert_allclose(of_labels, logs[np.arange(80), (y > 1) * 1], rtol=1e-5)
+    np.testing.assert_array_equal(classes.predict_set(x, [0.6, 0.9])[1], classes.predict_set(x, 0.9))
+    np.testing.assert_allclose(both.entropy(), -(probabilities * logs).sum(1), rtol=1e-5, atol=1e-6)
+    assert "2 classes: False, True" in repr(both) and set(both.sample(2).ravel()) == {False, True}
     np.testing.assert_allclose(probabilities.sum(1), 1, rtol=1e-12)

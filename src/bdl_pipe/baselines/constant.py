@@ -1,7 +1,8 @@
 """The method ``constant``: the distribution of the training targets, which ignores the inputs.
 
 Regression: N(mean, (1 + 1/n) variance) of each transformed target, the variance with divisor n − 1. Classes: Laplace's
-rule (n_k + 1)/(n + K). The state: ``mean`` and ``variance`` [output], or ``log_probs`` [class].
+rule (n_k + 1)/(n + K). With weights, n and n_k are sums of weights. The state: ``mean`` and ``variance`` [output], or
+``log_probs`` [class].
 """
 
 from dataclasses import dataclass
@@ -41,12 +42,19 @@ def fit(data: FitData, inputs: Inputs, config: ConstantConfig, *, rng: Seed, rep
     _, targets = data.tensors("train")
     report(1, 1)
     about = {"posterior": ConstantPosterior.key}
+    given = data.train.weights
+    weights = None if given is None else torch.from_numpy(given)
     if data.task == "classification":
-        counts = torch.bincount(targets, minlength=data.outputs).double() + 1
+        counts = torch.bincount(targets, weights, minlength=data.outputs).double() + 1
         return State({"log_probs": (counts / counts.sum()).log().float()}, about)
     targets = targets.double()
-    variance = targets.var(0) * (1 + 1 / len(targets))
-    return State({"mean": targets.mean(0).float(), "variance": variance.float()}, about)
+    if weights is None:
+        mean, variance, count = targets.mean(0), targets.var(0), float(len(targets))
+    else:
+        count = float(weights.sum())
+        mean = weights @ targets / count
+        variance = weights @ (targets - mean).square() / max(count - 1, count / 2)  # > 0 for a sum of weights below 1
+    return State({"mean": mean.float(), "variance": (variance * (1 + 1 / count)).float()}, about)
 
 
 CONSTANT = Method(
@@ -55,6 +63,8 @@ CONSTANT = Method(
     tasks=("regression", "classification"),
     stages={"student": StageSpec(fit, random=False, in_driver=True)},
     rival=True,
+    weighs_rows=True,
+    ignores_inputs=True,
     optimal=True,
     default=Default(0.0, suits=lambda size: size.image is None),
 )

@@ -32,6 +32,7 @@ DETERMINISTIC = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False, in_driver=True)},
     program=True,
+    weighs_rows=True,
     default=Default(0.1, "sgd"),
     from_model=FromModel(needs_epochs=False),
 )

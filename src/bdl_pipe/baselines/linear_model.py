@@ -1,9 +1,9 @@
 """The method ``linear``: a linear model of the transformed inputs, a baseline that is fitted in a second.
 
 Regression: exact Bayesian linear regression (``linear_regression``) with a bias; its prior and noise variance maximise
-the evidence of the training rows. Classes: scikit-learn's logistic regression at its MAP, fitted to all
-rows; the prior variance C of the weights' N(0, C I) is the power of ten with the largest log-likelihood of the
-validation rows.
+the evidence of the training rows. Classes: scikit-learn's logistic regression at its MAP, fitted to all rows; the prior
+variance C of the weights' N(0, C I) is the power of ten with the largest log-likelihood of the validation rows. With
+weights of rows, all of these are of the weighted log-likelihood.
 
 The state: ``mean``, ``factor`` and ``noise_variance`` of a ``LinearPosterior``; or ``weight`` [class, input] and
 ``bias`` [class].
@@ -20,7 +20,7 @@ from torch import Tensor
 from ..artifacts import State
 from ..data.fitdata import FitData
 from ..errors import DataError, without_warnings
-from ..linear_regression import best_variances, posterior, with_bias
+from ..linear_regression import best_variances, posterior, scaled, with_bias
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical
 from ..progress import Report
@@ -84,8 +84,10 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
         softmax["weight"][present], softmax["bias"][present] = weight, bias
         return State(softmax, {"posterior": LogisticRegressionPosterior.key})
     rows, targets = (values.double() for values in data.tensors("train"))
-    phi = with_bias(rows)
-    layer = posterior(phi, targets, *best_variances(phi, targets))
+    phi, given = with_bias(rows), data.train.weights
+    weights = None if given is None else torch.from_numpy(given)[:, None]
+    phi, targets = scaled(phi, targets, None if weights is None else -weights.log())
+    layer = posterior(phi, targets, *best_variances(phi, targets, None if weights is None else float(weights.sum())))
     tensors = {name: values.clone() for name, values in vars(layer).items()}
     return State(tensors, {"posterior": LinearRegressionPosterior.key})
 
@@ -102,7 +104,8 @@ def _strength(data: FitData) -> float:
         # on separable rows a weak prior may round a probability to 0; if a label has it, the score is −inf and loses
         with np.errstate(divide="ignore"):
             log_probs[:, fitted.classes_] = fitted.predict_log_proba(rows.reshape(len(rows), -1).astype(float))
-        scores.append(float(log_probs[np.arange(len(rows)), labels].mean()))
+        each, weights = log_probs[np.arange(len(rows)), labels], data.validation.weights
+        scores.append(float(each.mean() if weights is None else (weights * each).sum()))
     return _STRENGTHS[int(np.argmax(scores))]
 
 
@@ -112,7 +115,8 @@ def _logistic(data: FitData, strength: float) -> "LogisticRegression":
 
     rows, labels = (values.numpy() for values in data.tensors("train"))
     with without_warnings(ConvergenceWarning):  # separable rows with a weak prior; the score decides
-        return LogisticRegression(C=strength, max_iter=_STEPS).fit(rows.reshape(len(rows), -1).astype(float), labels)
+        flat, weights = rows.reshape(len(rows), -1).astype(float), data.train.weights
+        return LogisticRegression(C=strength, max_iter=_STEPS).fit(flat, labels, weights)
 
 
 LINEAR = Method(
@@ -123,5 +127,12 @@ LINEAR = Method(
     stages={"student": StageSpec(fit, random=False)},
     rival=True,
     optimal=True,
-    default=Default(0.1, suits=lambda size: size.image is None and size.train * size.width <= _MOST),
+    weighs_rows=True,
+    default=Default(
+        0.1,
+        suits=lambda size: size.image is None and size.train * size.width <= _MOST,
+        automatic=lambda size: (
+            f"{size.train:,} rows are fewer than any table on which networks were measured" if size.tiny else ""
+        ),
+    ),
 )

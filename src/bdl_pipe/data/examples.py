@@ -16,6 +16,8 @@ class Examples:
         inputs: images uint8 [n, channel, height, width] or columns float64 [n, column].
         targets: labels int64 [n] or targets float64 [n, output].
         units: the group or the date of each row, int64 [n], see :mod:`.units`. None: rows are independent.
+        weights: the weight of each row's log-likelihood, > 0, float64 [n]; a weight of 2 counts as two equal rows.
+            None: all are 1. Methods with ``weighs_rows`` use them.
 
     Arrays with other strides or another byte order are copied, and numbers in columns become float64.
     """
@@ -23,6 +25,7 @@ class Examples:
     inputs: np.ndarray
     targets: np.ndarray
     units: np.ndarray | None = None
+    weights: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         for name in ("inputs", "targets"):
@@ -34,11 +37,11 @@ class Examples:
 
     def cut(self, count: int) -> "tuple[Examples, Examples]":
         """Return views of the first ``count`` rows and of the rest."""
-        first, rest = (None, None) if self.units is None else (self.units[:count], self.units[count:])
-        return (
-            Examples(self.inputs[:count], self.targets[:count], first),
-            Examples(self.inputs[count:], self.targets[count:], rest),
-        )
+        return self._some(slice(count)), self._some(slice(count, None))
+
+    def _some(self, rows: slice) -> "Examples":
+        units, weights = (None if values is None else values[rows] for values in (self.units, self.weights))
+        return Examples(self.inputs[rows], self.targets[rows], units, weights)
 
     def same(self, other: "Examples") -> bool:
         """Return whether both are views of the same memory."""

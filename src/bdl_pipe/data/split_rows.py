@@ -205,8 +205,8 @@ def of_classes(rows: Examples, classes: list[int] | None, raw: Raw, what: str) -
 
 
 def take(rows: Examples, index: np.ndarray) -> Examples:
-    of = None if rows.units is None else rows.units[index]
-    return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index), of)
+    of, weights = (None if values is None else values[index] for values in (rows.units, rows.weights))
+    return Examples(scratch.taken(rows.inputs, index), scratch.taken(rows.targets, index), of, weights)
 
 
 def _scaling(rows: Examples, raw: Raw, config: DatasetConfig) -> Scaling:

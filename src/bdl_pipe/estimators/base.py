@@ -1,22 +1,27 @@
 """The common base of both estimators: parameters, a fit from rows in memory, and predictives of new rows."""
 
 import copy
+import inspect
 import json
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from types import MethodType
+from typing import Any, Final, Literal, TypeVar, cast
 
 import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
 from .. import config, offers
+from ..artifacts import State
 from ..data.config import DatasetConfig
 from ..data.split_rows import schema
 from ..data.tables.columns import ColumnKind
-from ..errors import ArtifactError, DataError, require, short
+from ..distribution import count_of, sample
+from ..errors import ArtifactError, DataError, UserError, require, short
 from ..fitting import FittedRuns, address
 from ..joint_predictive import DRAWS, Joint
 from ..method import Task
@@ -24,11 +29,13 @@ from ..posterior_protocols import OnlinePosterior
 from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..registry import METHODS
-from ..seeds import own_settings
+from ..seeds import Seed, own_settings
 from .fitted import Fitted, fit_parts, place_of, warn_of_few
-from .given import TakesRows, units_of
-from .plan import DATASET, RandomState, about, check_parameters, known, plan, root_of
-from .targets import sample
+from .given import TakesRows, units_of, with_weight
+from .plan import AUTO, DATASET, RandomState, about, check_parameters, is_number, known, plan, root_of
+
+T = TypeVar("T", bound="BayesianEstimator")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 def online(task: Task) -> Callable[["BayesianEstimator"], bool]:
@@ -39,7 +46,7 @@ def online(task: Task) -> Callable[["BayesianEstimator"], bool]:
     """
 
     def check(estimator: "BayesianEstimator") -> bool:
-        name = estimator.method
+        name = getattr(estimator, "method_", estimator.method)
         if name in METHODS and task in METHODS[name].online:
             return True
         can = ", ".join(name for name in METHODS if task in METHODS[name].online)
@@ -48,7 +55,39 @@ def online(task: Task) -> Callable[["BayesianEstimator"], bool]:
     return check
 
 
-T = TypeVar("T", bound="BayesianEstimator")
+def weighing(fit: F) -> F:
+    """Give ``fit`` of an estimator the parameter ``sample_weight`` only if the estimator's method weighs rows.
+
+    scikit-learn's tools read the signature: bagging, for example, draws rows where an estimator does not weigh them.
+    """
+    return cast(F, _FitOfMethod(fit))
+
+
+class _FitOfMethod:
+    def __init__(self, fit: Callable[..., Any]) -> None:
+        self._fit, self.__doc__ = fit, fit.__doc__
+
+    def __get__(self, estimator: "BayesianEstimator | None", owner: type | None = None) -> Callable[..., Any]:
+        if estimator is None:
+            return self._fit
+        name = estimator.method
+        if name == AUTO or (isinstance(name, str) and name in METHODS and METHODS[name].weighs_rows):
+            return MethodType(self._fit, estimator)
+
+        @wraps(self._fit)
+        def unweighted(X: object, y: object, *, sample_weight: object = None, **rows: object) -> object:
+            if sample_weight is not None:
+                can = ", ".join(name for name in METHODS if METHODS[name].weighs_rows)
+                raise UserError(f"sample_weight: must be None for {name}, whose loss does not weigh rows ({can} do)")
+            return self._fit(estimator, X, y, **rows)
+
+        whole = inspect.signature(MethodType(self._fit, estimator))
+        kept = [parameter for of, parameter in whole.parameters.items() if of != "sample_weight"]
+        unweighted.__signature__ = whole.replace(parameters=kept)  # type: ignore[attr-defined]
+        return unweighted
+
+
+_TILE: Final = 16  # rows; products of matrices give a row the same bits in each number of rows that this divides
 _SPLIT_SHARE: Final = 0.2  # share of the rows that split conformal leaves out
 _MOST: Final = 10_000_000  # the most values, row × score, that cross-conformal holds in memory
 
@@ -57,7 +96,7 @@ class BayesianEstimator(TakesRows):
     """A registered method behind ``fit`` and ``predict``.
 
     Args:
-        method: a name of ``bdl_pipe.METHODS``; plugins add names.
+        method: a name of ``bdl_pipe.METHODS``; plugins add names. ``auto`` chooses by the rows; ``choice_`` says why.
         override: hyperparameters that replace the method's, as in ``override`` of a run in ``params.yaml``.
             scikit-learn's searches set one hyperparameter as ``override__training__epochs``.
         made_from: the upstream run of the method: its key (``sgd``, ``iterates``, ``sgmcmc``, ``vbpc``, …), another
@@ -65,7 +104,8 @@ class BayesianEstimator(TakesRows):
         upstream: key or method of an upstream run -> hyperparameters that replace that run's own.
         columns: name of a column of a frame -> ``number``, ``category`` or ``date``, to correct the inspection.
         conformal: ``split`` calibrates intervals or sets on a fifth of the rows, which are left out of the fit.
-            ``cross`` calibrates them on all rows, with five further fits. None calibrates nothing.
+            ``cross`` calibrates them on all rows, with five further fits. ``predict_interval`` and ``predict_set`` then
+            are calibrated by default. None calibrates nothing.
         groups: a column of ``X``, by its name or its number: its values are groups of rows, each of which is calibrated
             by its own rows, so that calibrated intervals and sets contain the targets of each group with the level's
             probability. ``class`` does so for the classes. None means one group.
@@ -77,9 +117,26 @@ class BayesianEstimator(TakesRows):
             setting.
     """
 
+    method_: str
+    choice_: str
+    n_features_in_: int
+    feature_names_in_: np.ndarray
+    left_out_: dict[str, str]
+    remarks_: list[str]
+    fit_seconds_: float
+    made_from_: dict[str, list[State]]
+
+    def __init_subclass__(cls, **rest: Any) -> None:
+        """Describe the parameters in the subclass's docstring, where ``help`` looks for them."""
+        super().__init_subclass__(**rest)
+        _, args, described = (BayesianEstimator.__doc__ or "").partition("Args:")  # empty under python -OO
+        before, attributes, after = (cls.__doc__ or "").partition("Attributes:")
+        if args and attributes:
+            cls.__doc__ = f"{before}{args}{described.rstrip()}\n\n    {attributes}{after}"
+
     def __init__(
         self,
-        method: str,
+        method: str = "auto",
         *,
         override: Mapping[str, object] | None = None,
         made_from: str | None = None,
@@ -130,6 +187,7 @@ class BayesianEstimator(TakesRows):
         *,
         groups: object = None,
         dates: object = None,
+        weights: object = None,
     ) -> None:
         """Fit the method; an estimator whose fit fails stays as it was.
 
@@ -138,28 +196,39 @@ class BayesianEstimator(TakesRows):
         """
         before = dict(vars(self))
         try:
-            self._fit_rows(x, y, {} if fitted is None else fitted, groups, dates)
+            self._fit_rows(x, y, {} if fitted is None else fitted, groups, dates, weights)
         except BaseException:
             self.__dict__ = before
             raise
 
-    def _fit_rows(self, x: object, y: object, fitted: dict[int, FittedRuns], groups: object, dates: object) -> None:
+    def _fit_rows(
+        self, x: object, y: object, fitted: dict[int, FittedRuns], groups: object, dates: object, weights: object
+    ) -> None:
         if y is None:
             raise ValueError(f"{type(self).__name__} requires y to be passed, but the target y is None")
         check_parameters(self)
+        if weights is not None:
+            x, y, groups, dates, weights = with_weight(x, y, groups, dates, weights)
+            self._targets(y, len(weights))  # before the number of rows: the rows that are left may have one class
         profile, names = self._profile(x, y)
         raw, classes = profile.raw, profile.raw.task == "classification"
         units, ordered = units_of(len(raw.train), groups, dates)
-        raw = replace(raw, train=replace(raw.train, units=units), ordered=ordered)
+        of_rows = None if weights is None else np.asarray(weights)
+        raw = replace(raw, train=replace(raw.train, units=units, weights=of_rows), ordered=ordered)
         grouped_by = place_of(self.groups, profile.raw.columns, names, classes=classes)
         seed = root_of(self.random_state)
         share = _SPLIT_SHARE if self.conformal == "split" else 0.0
         # all rows but the share that no fit uses are training rows
         size = replace(profile.size(share), has_test=True, pace=float(self.pace))
+        method, self.choice_ = self.method, f"{self.method}: named by the parameter method"
+        if method == AUTO:
+            chosen, why = offers.automatic(size, weighted=weights is not None)
+            method, self.choice_ = chosen.name, f"{chosen.name}: {why}"
+        self.method_ = method
         if self.minutes is not None:
-            timing = offers.timing([known(self.method, size.task)], size, 60 * float(self.minutes), splits=1)
+            timing = offers.timing([known(method, size.task)], size, 60 * float(self.minutes), splits=1)
             size = replace(size, pace=size.pace * min(timing.paces.values(), default=1.0))
-        runs = plan(self.method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
+        runs = plan(method, size, override=self.override, made_from=self.made_from, upstream=self.upstream)
         entry = size.dataset(profile.dataset(), splits=1)
         typed = config.read(DatasetConfig, entry, "data")
         with own_settings(self.threads):
@@ -175,7 +244,7 @@ class BayesianEstimator(TakesRows):
             )
         self.made_from_ = {run.key.removeprefix(f"{DATASET}-"): fitted[0][address(run, seed)][0] for run in runs[:-1]}
         facts = {**schema(profile.raw, typed), "names": names}
-        self.fitted_ = Fitted(parts, about(runs, self.method, seed), facts, self.device)
+        self.fitted_ = Fitted(parts, about(runs, method, seed), facts, self.device)
         self.left_out_ = dict(profile.left_out)
         self.remarks_ = list(profile.remarks)
 
@@ -183,10 +252,10 @@ class BayesianEstimator(TakesRows):
         """Learn further rows; see :meth:`.regressor.BayesianRegressor.partial_fit`."""
         if not hasattr(self, "fitted_"):
             return self.fit(X, y)
-        require(0 < keep <= 1, "keep", "must be in (0, 1]", keep)
+        require(is_number(keep) and 0 < keep <= 1, "keep", "must be in (0, 1]", keep)
         require(self.conformal is None, "conformal", "must be None for partial_fit", self.conformal)
         predictor = self.fitted_.predictor()
-        assert isinstance(predictor.posterior, OnlinePosterior), self.method
+        assert isinstance(predictor.posterior, OnlinePosterior), self.method_
         rows = self._rows(X)
         inputs, targets = predictor.transform.rows(rows, self._further(y, len(rows)), self.device)
         if not bool(torch.isfinite(targets).all()):
@@ -208,17 +277,29 @@ class BayesianEstimator(TakesRows):
             for at, predictive in self.fitted_.batches(rows):
                 yield at, self.fitted_.predictor().final(predictive)
 
-    def predict_dist(self, X: object) -> Predictive:
-        """Return the predictive of all rows of ``X``, with its draws, in the targets' own units.
+    def _means(self, x: object, *, std: bool = False) -> tuple[np.ndarray, np.ndarray]:
+        """Return the predictive's means [n, output or class] and, if asked for, standard deviations; float64.
 
-        Raises:
-            NotFittedError: ``fit`` was not called.
-            ValueError: the rows differ in form from the rows of ``fit``.
+        The last row is repeated up to a whole number of tiles, so that a row's answer is the same bits in any number of
+        rows up to a batch.
         """
+        rows, means, deviations = self._rows(x), list[torch.Tensor](), list[torch.Tensor]()
+        count, padded = len(rows), np.concatenate([rows, np.repeat(rows[-1:], -len(rows) % _TILE, axis=0)])
+        with own_settings(self.threads), torch.no_grad():
+            for _, predictive in self.fitted_.batches(padded):
+                final = self.fitted_.predictor().final(predictive)
+                means.append(final.mean.double().cpu())
+                deviations += [final.variance.double().sqrt().cpu()] if std else []
+        mean = torch.cat(means).numpy()[:count]
+        return mean, torch.cat(deviations).numpy()[:count] if std else mean
+
+    def _predictive(self, X: object) -> tuple[Predictive, Seed]:
+        """Return the predictive of all rows, and the address of its samples."""
         rows = self._rows(X)
         with own_settings(self.threads), torch.no_grad():
             fitted, address = self.fitted_.predictor(), self.fitted_.address().fold("predict")
-            return fitted.predict(rows, rng=address, device=self.device)
+            predictive = fitted.predict(rows, rng=address, device=self.device)
+        return predictive, self.fitted_.address().fold("sample")
 
     def joint(self, X: object, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
         """Return the joint distribution of the targets of several rows, which share a function.
@@ -237,7 +318,8 @@ class BayesianEstimator(TakesRows):
         """
         raw = self._rows(X)
         many = len(raw) if rows is None else rows
-        require(many > 0 and len(raw) % many == 0, "rows", f"must divide the {len(raw)} rows of X", many)
+        whole = is_number(many) and int(many) == many
+        require(whole and many > 0 and len(raw) % many == 0, "rows", f"must divide the {len(raw)} rows of X", many)
         grouped = raw.reshape(len(raw) // many, many, *raw.shape[1:])
         with own_settings(self.threads), torch.no_grad():
             return self.fitted_.predictor().joint(grouped, rng=self.fitted_.address(), device=self.device, draws=draws)
@@ -273,6 +355,8 @@ class BayesianEstimator(TakesRows):
         names = getattr(self, "feature_names_in_", None)
         return {
             "n_features_in_": int(self.n_features_in_),
+            "method_": self.method_,
+            "choice_": self.choice_,
             "feature_names_in_": None if names is None else [str(name) for name in names],
             "left_out_": self.left_out_,
             "remarks_": self.remarks_,
@@ -280,11 +364,18 @@ class BayesianEstimator(TakesRows):
 
     def _set_facts(self, facts: Mapping[str, Any]) -> None:
         self.n_features_in_ = facts["n_features_in_"]
+        self.method_ = facts.get("method_", self.method)  # artifacts of earlier versions have none
+        self.choice_ = facts.get("choice_", f"{self.method}: named by the parameter method")
         self.left_out_, self.remarks_ = facts["left_out_"], facts["remarks_"]
         if facts["feature_names_in_"] is not None:
             self.feature_names_in_ = np.array(facts["feature_names_in_"], dtype=object)
 
-    def _calibrated(self, x: object, level: float) -> tuple[np.ndarray, list[int], list[Recalibration]]:
+    def _is_calibrated(self, conformal: bool | None) -> bool:
+        """Return whether intervals and sets are calibrated: as asked for, or if the fit has calibration rows."""
+        check_is_fitted(self, "fitted_")
+        return any(part.recalibration is not None for part in self.fitted_.parts) if conformal is None else conformal
+
+    def _calibrated(self, x: object, levels: list[float]) -> tuple[np.ndarray, list[int], list[Recalibration]]:
         """Return new rows, and the numbers of the fits that have left-out rows with what is learnt from these rows.
 
         They are the split fit, or the fits of cross-conformal.
@@ -301,7 +392,7 @@ class BayesianEstimator(TakesRows):
                 "and fit again"
             )
         rows, learnt = self._rows(x), [r for i in numbers if (r := self.fitted_.predictor(i).recalibration)]
-        warn_of_few(learnt, rows, level, self.fitted_)
+        warn_of_few(learnt, rows, max(levels), self.fitted_)
         return rows, numbers, learnt
 
     def _each_part(
@@ -315,7 +406,7 @@ class BayesianEstimator(TakesRows):
 
     def _samples(self, x: object, draws: int) -> np.ndarray:
         """Draw the targets of each row independently, as :func:`.targets.sample`."""
-        require(draws > 0, "draws", "must be > 0", draws)
+        draws = count_of(draws)
         check_is_fitted(self, "fitted_")
         rng, batches = self.fitted_.address().fold("sample"), self._batches(x)
         return np.concatenate([sample(part, draws, rng.fold(at.start)).numpy() for at, part in batches], axis=1)
@@ -327,3 +418,7 @@ class BayesianEstimator(TakesRows):
         tags.input_tags.categorical = True
         tags.target_tags.required = True
         return tags
+
+    def _is_poor(self) -> bool:
+        """Return whether the method's scores are poor on any data, for scikit-learn's tag of this name."""
+        return isinstance(self.method, str) and self.method in METHODS and METHODS[self.method].ignores_inputs

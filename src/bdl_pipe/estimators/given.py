@@ -130,6 +130,35 @@ def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, boo
     return by.units(Cells.of(pa.table({name: cells}), name, ORIGIN)), dates is not None
 
 
+def with_weight(x: Any, y: Any, groups: Any, dates: Any, weights: Any) -> tuple[Any, Any, Any, Any, np.ndarray]:
+    """Return rows, targets, groups, dates and weights float64 [n] of the rows with a weight above 0.
+
+    Raises:
+        DataError: the weights are not one number >= 0 for each row, or all are 0.
+    """
+    x = as_table(x) if is_frame(x) else np.asarray(without_masks(x))
+    try:
+        numbers = np.array(values_of(weights), dtype=np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"sample_weight: must be numbers [n], got {short(weights)}") from None
+    rows = x.shape[0] if x.ndim else 0
+    numbers = np.full(rows, float(numbers)) if numbers.ndim == 0 else numbers
+    if numbers.shape != (rows,):
+        rule = f"must have one weight for each of the {rows:,} rows"
+        raise DataError(f"sample_weight: {rule}, got an array {list(numbers.shape)}")
+    wrong = ~(np.isfinite(numbers) & (numbers >= 0))
+    if wrong.any():
+        row = int(np.argmax(wrong))
+        raise DataError(f"sample_weight: must be finite and >= 0, got {numbers[row]:g} in row {row + 1}")
+    kept = np.flatnonzero(numbers)
+    if not len(kept):
+        raise DataError("sample_weight: must not be zero in every row")
+    if len(kept) == rows:
+        return x, y, groups, dates, numbers
+    chosen = [None if of is None else taken(of, kept) for of in (x, y, groups, dates)]
+    return chosen[0], chosen[1], chosen[2], chosen[3], numbers[kept]
+
+
 def table_profile(
     table: pa.Table, targets: Targets, columns: Mapping[str, ColumnKind] | None, *, numbers: bool
 ) -> Profile:

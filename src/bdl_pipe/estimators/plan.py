@@ -25,6 +25,7 @@ from ..method import Kind, Method, StageSpec
 from ..plugins import loaded
 from ..registry import METHODS
 
+AUTO: Final = "auto"  # the method that the rows determine, see :func:`bdl_pipe.offers.automatic`
 DATASET: Final = "data"
 DATA: Final = "data"  # the value of ``made_from`` for a fit from the data alone
 _USUAL: Final[Mapping[Kind, str]] = {"trajectory": "iterates", "teacher": "sgmcmc", "coreset": "vbpc"}
@@ -129,6 +130,11 @@ def check_parameters(estimator: BaseEstimator) -> None:
         require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
     for name, kind in (params["columns"] or {}).items():
         require(kind in KINDS, f"columns.{name}", f"must be one of {', '.join(KINDS)}", kind)
+
+
+def is_number(value: object) -> bool:
+    """Return whether a value is a number, and no truth."""
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def root_of(random_state: RandomState) -> int:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, final
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor
@@ -10,14 +10,17 @@ from torch import Tensor
 from .. import distributed
 from ..artifacts import stack, under, unstack
 from ..data.fitdata import FitData, epoch_order
+from ..errors import require
+from ..predictive import Predictive
 from ..seeds import Seed
-from .learner import Learner, NoisyLearner, TrainingConfig, nll
+from .learner import ROW_WEIGHTS, Learner, NoisyLearner, TrainingConfig, WeightedLearner, nll
 from .loop import Objective
 from .snapshots import RunningMoments, SnapshotPolicy
 from .vmapped import SingleModel, VmappedModels
 
 _SCORED: Final = 1000  # rows in one forward pass of a score
 _NOISE_ROWS: Final = 5000  # training rows for an estimate of the noise
+_UNWEIGHTED: Final = "must be None: the method's loss, or its group of processes, does not weigh rows"
 
 Build = Callable[[FitData, Seed], Learner]
 Model = tuple[Build, FitData, Seed]  # its learner, its data, and the address of its random numbers
@@ -49,6 +52,10 @@ class EpochRun(Objective):
         self._parts = keep.ends(self._steps_per_epoch)
         self.probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.rows("validation", device) for d in data] if scored else []
+        self._row_weights = _weights_of(data, "train", device)  # [model, row], 1 in the mean
+        self._held_weights = _weights_of(data, "validation", device) if scored else None
+        weighs = self._row_weights is None or isinstance(learners[0], WeightedLearner)
+        require(weighs and (self._row_weights is None or distributed.world()[1] == 1), "weights", _UNWEIGHTED)
         one = len(data) == 1
         self._members = (
             SingleModel(learners[0], rows[0], config.augmentation, rngs[0]) if one else VmappedModels(learners, rows)
@@ -90,7 +97,10 @@ class EpochRun(Objective):
             scheduled = self.probe.scheduled(done) if isinstance(self.probe, NoisyLearner) else {}
             self._scheduled = {name: values.to(self._device) for name, values in scheduled.items()}
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [model, batch]
-        losses = self._members.losses(rows, self._noise_at(position), step)
+        numbers = self._noise_at(position)
+        if self._row_weights is not None:
+            numbers |= {ROW_WEIGHTS: self._row_weights.gather(1, rows)}
+        losses = self._members.losses(rows, numbers, step)
         self._latest = distributed.mean(losses.detach())
         if len(losses) == 1:
             return losses[0]  # the loss of a single fit is not computed after its end
@@ -132,7 +142,10 @@ class EpochRun(Objective):
         rng, rows = self._rngs[member].fold("noise"), self._data[member].rows("train", self._device)
         starts = range(0, min(len(rows), _NOISE_ROWS), _SCORED)
         parts = (rows.slice(start, min(start + _SCORED, _NOISE_ROWS)) for start in starts)
-        return self.probe.estimated([(self.probe.predict(x, rng=rng), y) for x, y in parts])[1]
+        predicted = [(self.probe.predict(x, rng=rng), y) for x, y in parts]
+        if self._row_weights is None:
+            return self.probe.estimated(predicted)[1]
+        return self._weighted(predicted, self._row_weights[member][:_NOISE_ROWS])[1]
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
@@ -224,9 +237,23 @@ class EpochRun(Objective):
         rng = self._rngs[member].fold("validate")  # the same draws at every epoch, so that scores are comparable
         parts = self._held[member].batches(_SCORED)
         predicted = [(self.probe.validate(x, rng=rng), y) for x, y in parts]
-        if self._config.noise == "validation":
-            return self.probe.estimated(predicted)
-        return nll(predicted), {}
+        of_rows = None if self._held_weights is None else self._held_weights[member]
+        if self._config.noise != "validation":
+            return nll(predicted, of_rows), {}
+        return self.probe.estimated(predicted) if of_rows is None else self._weighted(predicted, of_rows)
+
+    def _weighted(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
+    ) -> tuple[float, dict[str, Tensor]]:
+        assert isinstance(self.probe, WeightedLearner)
+        return self.probe.weighted_estimate(predicted, weights)
+
+
+def _weights_of(data: Sequence[FitData], part: Literal["train", "validation"], device: str) -> Tensor | None:
+    """Return the weights of each model's rows, 1 in the mean, float32 [model, row]; None without weights."""
+    every = [(d.train if part == "train" else d.validation).weights for d in data]
+    given = [torch.from_numpy(weights / weights.mean()) for weights in every if weights is not None and len(weights)]
+    return torch.stack(given).float().to(device) if len(given) == len(every) else None
 
 
 def named(name: str, of_models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, final
+from typing import Final, Literal, final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +18,7 @@ from .loop import OptimiserConfig
 from .snapshots import RunningMoments
 
 Weights = dict[str, Tensor]
+ROW_WEIGHTS: Final = "row_weights"  # key of the weights of a batch's rows among a step's numbers
 
 
 class Learner(nn.Module, ABC):
@@ -72,6 +73,19 @@ class Learner(nn.Module, ABC):
         return {name: v[0].to(device) for name, v in self.noise(1, 1, rng.generator()).items()}
 
 
+class WeightedLearner(Learner):
+    """A learner whose loss is −(1/B) Σ_i w_i log p(y_i | x_i) if rows have weights w_i, which are 1 in the mean.
+
+    Its ``forward`` finds the weights of the batch in ``noise`` under :data:`ROW_WEIGHTS`.
+    """
+
+    @abstractmethod
+    def weighted_estimate(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
+    ) -> tuple[float, dict[str, Tensor]]:
+        """Return :meth:`Learner.estimated` under the weighted log-likelihood; ``weights`` are of all rows [row]."""
+
+
 class NoisyLearner(Learner):
     """A learner with noise for each row, with blocks of noise shorter than an epoch, or with scheduled numbers."""
 
@@ -91,9 +105,13 @@ class NoisyLearner(Learner):
         return {}
 
 
-def nll(predicted: Sequence[tuple[Predictive, Tensor]]) -> float:
-    """Return the mean negative log-likelihood over the rows of several parts, given as (predictive, targets)."""
-    return -float(torch.cat([of.log_prob(targets).double() for of, targets in predicted]).mean())
+def nll(predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None) -> float:
+    """Return the mean negative log-likelihood over the rows of several parts, given as (predictive, targets).
+
+    With the rows' weights [row] the mean is weighted.
+    """
+    each = torch.cat([of.log_prob(targets).double() for of, targets in predicted])
+    return -float(each.mean() if weights is None else (weights * each).sum() / weights.sum())
 
 
 def begin(network: Network, start: Weights | None) -> Network:

@@ -198,7 +198,9 @@ def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Ten
     return float(score), float(factor.log())
 
 
-def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, float, float]:
+def least_head_nll(
+    predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None, weights: Tensor | None = None
+) -> tuple[float, float, float]:
     """Minimise the mean of −log p(y) over a line (shift, slope) that transforms variances; return minimum and line.
 
     A network's head has an output g for each variance, which is exp g, or floor + log(1 + exp g). The line replaces g
@@ -210,6 +212,7 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     Args:
         predicted: Gaussians with a variance for each row, and the targets of the rows.
         floor: see ``NetworkSpec.variance_floor``.
+        weights: of the rows in the mean [row]. None: equal ones.
     """
     from scipy.optimize import minimize
     from scipy.special import expit, logsumexp
@@ -224,6 +227,7 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
     about = free - centre
     if not math.isfinite(centre + float(square.mean())):
         return math.nan, 0.0, 1.0
+    of_rows = None if weights is None else _shares(weights).numpy(force=True)  # [row], 1 in the mean
 
     def nll(line: np.ndarray) -> tuple[float, np.ndarray]:
         g = line[0] + line[1] * about
@@ -232,6 +236,8 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
         of_row = logsumexp(each, 0)
         share = np.exp(each - of_row)[..., None]  # each draw's weight in the mixture's derivative
         by_g = share * (v if floor is None else expit(g)) * (1 - square / v) / (2 * v)
+        if of_rows is not None:
+            of_row, by_g = of_rows * of_row, of_rows[:, None] * by_g
         return math.log(draws) - float(of_row.mean()), np.array([by_g.sum(), (by_g * about).sum()]) / rows
 
     level = _to_head(np.clip(square.mean() + (floor or 0.0), _LEAST, _MOST), floor)
@@ -244,12 +250,13 @@ def least_head_nll(predicted: Sequence[tuple[Predictive, Tensor]], floor: float 
 
 
 def least_student_nll(
-    predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None
+    predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None, weights: Tensor | None = None
 ) -> tuple[float, Float[Tensor, " 2"], Float[Tensor, " 2"]]:
     """Minimise the mean of −log p(y) over two lines, of squared scales and of degrees of freedom; see least_head_nll.
 
     Args:
         predicted: Student ts of a network, and the targets of the rows.
+        weights: of the rows in the mean [row]. None: equal ones.
 
     Returns:
         The least loss found, and the lines' shifts and slopes, of squared scales first.
@@ -273,7 +280,8 @@ def least_student_nll(
         with torch.enable_grad():
             g, h = lines[0, :, None, None, None] + lines[1, :, None, None, None] * about
             scale = g.exp() if floor is None else floor + F.softplus(g)
-            loss = -StudentT(mean, scale, degrees_of(h)).log_prob(targets).mean()
+            each = StudentT(mean, scale, degrees_of(h)).log_prob(targets)
+            loss = -(each if weights is None else _shares(weights) * each).mean()
             (slopes,) = torch.autograd.grad(loss, lines)
         return float(loss.detach()), slopes.numpy(force=True).ravel()
 
@@ -287,15 +295,21 @@ def least_student_nll(
     return float(best.fun), (level - slope * centre).float(), slope.float()
 
 
-def least_head(predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None) -> tuple[float, dict[str, Tensor]]:
+def _shares(weights: Tensor) -> Tensor:
+    return weights.double() / weights.double().mean()
+
+
+def least_head(
+    predicted: Sequence[tuple[Predictive, Tensor]], floor: float | None, weights: Tensor | None = None
+) -> tuple[float, dict[str, Tensor]]:
     """Return the score of :func:`least_head_nll`, and its line as the tensors that :func:`with_line` takes.
 
     For Student ts the tensors hold the two lines of :func:`least_student_nll`.
     """
     if isinstance(predicted[0][0], StudentT):
-        score, shifts, slopes = least_student_nll(predicted, floor)
+        score, shifts, slopes = least_student_nll(predicted, floor, weights)
         return score, {"shift": shifts, "slope": slopes}
-    score, shift, slope = least_head_nll(predicted, floor)
+    score, shift, slope = least_head_nll(predicted, floor, weights)
     return score, {"shift": torch.tensor(shift), "slope": torch.tensor(slope)}
 
 

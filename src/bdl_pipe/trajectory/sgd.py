@@ -1,10 +1,10 @@
 """The method ``sgd``: a trajectory of snapshots of a network trained by stochastic gradient descent.
 
-The loss is −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)): softmax cross-entropy for classes, the Gaussian negative
-log-likelihood with a predicted mean and log-variance for regression (Nix & Weigend 1994, eq. 4; in the units of the
-transformed targets). Every epoch visits the rows in a new order. A last, partial batch is dropped unless it is the only
-one, so that all steps have equal weight. In a process group each rank trains on a share of every batch, with its own
-dropout masks (:mod:`bdl_pipe.distributed`).
+The loss is −(1/B) Σ_{i ∈ batch} log p(y_i | f(x_i; w)), each term times the row's weight, if rows have weights: softmax
+cross-entropy for classes, the Gaussian negative log-likelihood with a predicted mean and log-variance for regression
+(Nix & Weigend 1994, eq. 4; in the units of the transformed targets). Every epoch visits the rows in a new order. A
+last, partial batch is dropped unless it is the only one, so that all steps have equal weight. In a process group each
+rank trains on a share of every batch, with its own dropout masks (:mod:`bdl_pipe.distributed`).
 
 State: every entry of the network's ``state_dict``, including batch-norm buffers, stacked [snapshot, ...], at the ends
 of epochs or of parts of epochs; with ``moments``, also the running moments of the parameters. The config has ``spec``
@@ -42,7 +42,17 @@ from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs, last_network
-from ..training.learner import EarlyStopping, Learner, NoiseRule, TrainingConfig, Weights, begin, require_fits
+from ..training.learner import (
+    ROW_WEIGHTS,
+    EarlyStopping,
+    NoiseRule,
+    TrainingConfig,
+    WeightedLearner,
+    Weights,
+    begin,
+    nll,
+    require_fits,
+)
 from ..training.likelihood import least_head, with_line
 from ..training.loop import OptimiserConfig
 from ..training.snapshots import MomentsConfig, SnapshotPolicy, with_moments
@@ -109,7 +119,7 @@ class SgdConfig:
 
 
 @final
-class _Network(Learner):
+class _Network(WeightedLearner):
     """A learner whose loss is the mean negative log-likelihood of a network's outputs."""
 
     def __init__(self, spec: NetworkSpec, start: Weights | None, data: FitData, rng: Seed) -> None:
@@ -117,7 +127,8 @@ class _Network(Learner):
         self.spec, self.network = spec, begin(spec.build(rng), start)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        return -self.spec.predictive(self.network(inputs)[None]).log_prob(targets).mean()
+        each = self.spec.predictive(self.network(inputs)[None]).log_prob(targets)
+        return -(noise[ROW_WEIGHTS] * each if ROW_WEIGHTS in noise else each).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self.spec.predictive(self.network(inputs)[None])
@@ -128,9 +139,19 @@ class _Network(Learner):
         A network that memorises its training rows learns small variances for them, and predicts such variances for some
         new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
+        return self._estimate(predicted, None)
+
+    def weighted_estimate(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
+    ) -> tuple[float, dict[str, Tensor]]:
+        return self._estimate(predicted, weights)
+
+    def _estimate(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None
+    ) -> tuple[float, dict[str, Tensor]]:
         if self.spec.likelihood == "categorical" or _BIAS not in dict(self.named_parameters()):
-            return super().estimated(predicted)
-        return least_head(predicted, self.spec.variance_floor)
+            return nll(predicted, weights), {}
+        return least_head(predicted, self.spec.variance_floor, weights)
 
     def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
         if not estimates:

@@ -57,6 +57,7 @@ SWA = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False)},
     program=True,
+    weighs_rows=True,
     settings=BATCH_NORM,
     default=Default(0.1, "iterates", suits=lambda size: size.task == "classification"),
     from_model=FromModel(batch_norm),

@@ -166,6 +166,7 @@ SWAG = Method(
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"})},
     program=True,
+    weighs_rows=True,
     search={"scale": (0.05, 5.0, "log")},
     settings={"scale": 1.0, **BATCH_NORM},
     default=Default(0.2, "iterates", partial(_default, 20)),
@@ -177,5 +178,14 @@ MULTI_SWAG = replace(
     name="multi_swag",
     stages={"student": StageSpec(partial(fit, method="multi_swag"), needs={"trajectory": "all"})},
     from_model=None,
-    default=Default(0.2, "iterates", partial(_default, 7)),  # 21 draws of three trajectories: about as many as swag has
+    default=Default(
+        0.2,
+        "iterates",
+        partial(_default, 7),  # 21 draws of three trajectories: about as many as swag has
+        automatic=lambda size: (
+            "on the most tables of results/your_data its NLL is at or below boosting's"
+            if size.image is None and not size.tiny
+            else ""
+        ),
+    ),
 )
