@@ -5,6 +5,7 @@ Restyling it needs no fit; equal inputs give equal bytes.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -58,6 +59,7 @@ def build(
         )
         for name, html in page.render(table, provenance, dpi).items():
             (folder / name).write_text(html, encoding="utf-8")
+        shutil.copyfile(page.VEGA, folder / page.VEGA.name)
 
 
 def headlines(table: tables.Table) -> list[Grid]:

@@ -15,8 +15,9 @@ import pytest
 import bdl_report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
+from bdl_pipe.registry import METHODS
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity
-from bdl_report import columns, page, question_pages, tables
+from bdl_report import charts, columns, page, question_pages, tables
 from tests.report.report_cases import (
     IMAGES,
     ROWS,
@@ -30,7 +31,7 @@ from tests.report.report_cases import (
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
 PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
-FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
+FILES = PAGES | {"vega.js", "comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +57,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.handle_startendtag(tag, attrs)
-        if tag not in ("meta", "link", "img"):
+        if tag not in ("meta", "link", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -112,28 +113,30 @@ def test_chains_of_several_runs_are_shown_once_with_traces_and_omitted_if_absent
     assert key.text == "fashion_mnist-chains"
     assert [cell.text for cell in cells] == ["1.31", columns.NOTHING, "41", "20", columns.NOTHING, "260"]
     (figure,) = shown["figures"]
-    assert "Traces of fashion_mnist-chains: log-likelihood -3 to -2" in figure["inline"]
+    assert figure.alt == "Traces of fashion_mnist-chains: log-likelihood -3 to -2"
     text = (built[0] / "report/index.html").read_text()
     assert text.count("<h3>Markov chains</h3>") == 1 and "Tail ESS" in text
 
 
-def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_a_shape_for_each_setting(built):
+def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_dashes_for_each_setting(built):
     metrics = json.loads((built[0] / "report/metrics.json").read_text())
     assert set(metrics) == {run.key for run in built[1]}
     assert set(metrics["fashion_mnist-sgld-small"]) == {"accuracy", "nll", "ece"}
     assert set(metrics["boston-sgld-small"]) == {"rmse", "nll"}
-    marks = tables.gather(built[1]).marks
-    assert marks["fashion_mnist-sgld-small"].colour == marks["boston-sgld-small"].colour
-    ipc1, ipc10 = marks["fashion_mnist-vbpc-ipc1"], marks["fashion_mnist-vbpc-ipc10"]
-    assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
+    looks = tables.gather(built[1]).looks
+    assert looks["fashion_mnist-sgld-small"].colour == looks["boston-sgld-small"].colour
+    ipc1, ipc10 = looks["fashion_mnist-vbpc-ipc1"], looks["fashion_mnist-vbpc-ipc10"]
+    assert ipc1.colour == ipc10.colour and ipc1.dash != ipc10.dash
+    assert tables.gather(built[1][1:4]).looks["fashion_mnist-vbpc-ipc1"] == ipc1, "another run changes a colour"
+    known = {run.method: looks[run.key].colour for run in built[1] if run.method in METHODS}
+    assert len({*known.values()}) == len(known) == 5
 
 
 def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     text = (built[0] / "report/index.html").read_text()
     parsed = Page(text)
     assert parsed.open == []
-    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == PAGES
-    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
+    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == PAGES | {"vega.js"}
     assert "://" not in text and "@import" not in text and "url(//" not in text
     for run in built[1]:
         assert f'title="{run.key}"' in text
@@ -144,18 +147,20 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(url[1:] in ids for url in parsed.urls if url.startswith("#"))
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
-    figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 2 + 1 + 1 + 1  # severity, cost, cost of boston, traces
+    specs = [json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    assert len(specs) == 2 * 2 + 2 + 1  # differences and costs of two data sets, severity, traces
+    assert [one["description"] for one in specs] == [a["aria-label"] for _, a in parsed.tags if a.get("role") == "img"]
     assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
-    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-    assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
+    assert not re.search(r"#[0-9a-f]{6}\b", str(specs)), "a colour that does not follow light and dark"
+    boxes = [a["value"] for tag, a in parsed.tags if tag == "input"]
+    assert boxes == ["coreset"], "boston has no coreset, and no difference has an interval"
+    assert 'data-kinds="coreset"' in text and parsed.text.index("Origin") > parsed.text.index("Over all data")
 
 
 def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     table = tables.gather(built[1][8:])
-    (drawn,) = page.cost(table)["figures"]
-    assert drawn["inline"].startswith("<svg") and "var(--ink)" in drawn["inline"]
-    assert "deterministic 2.86" in drawn["inline"] and "Size: deterministic 6 kB, ensemble 6 kB" in drawn["inline"]
+    drawn = charts.pareto(table)
+    assert "deterministic 2.86" in drawn.alt
     more = page.Section("severity", "Another <section>", lambda table: {"figures": [drawn]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
@@ -186,7 +191,7 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
         *(("", 1), ("Size", 3), ("Per 1,000", 2), ("NLL", 3), ("RMSE", 1)),
         *(("Joint NLL 20", 2), ("Joint gap 20", 2)),
     ]
-    without, beside = ([cell.figure for cell in row] for row in grid.rows)
+    without, beside = ([cell.figure for cell in row] for row in grid.rows)  # in the order of the runs
     assert beside[:2] == ["dark knowledge s", "sgmcmc"] and without[:2] == ["online s", "—"]
     assert beside[2:7] == ["3 kB", "9 kB", "3 ×", "30 ms", "90 ms"]
     assert beside[7:11] == ["3.200 ± 1.100", "3.000 ± 1.000", "+0.200 ± 0.100", "-0.200 ± 0.100"]
@@ -248,8 +253,9 @@ def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
         rows = [(0, seed, share, a * (1 - share), b * (1 - share)) for seed, a, b in ends for share in (0.0, 0.5, 1.0)]
         line = pd.DataFrame(rows, columns=list(SAME_CLASS)) if method != "sgld" else None
         runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
-    (drawn,) = page.together(tables.gather(runs))["figures"]
-    assert "by the product: d vbll 0.400 and 0.300, ensemble 0.400 and 0.325" in drawn["inline"]
+    drawn = page.together(tables.gather(runs))["figures"]
+    texts = ["0.300 by the product", "0.325 by the product"]
+    assert [one.alt.rpartition("0.400 by the joint and ")[2] for one in drawn] == texts
     bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "second input moves on the line" in parsed.text

@@ -1,0 +1,473 @@
+"""The figures of the report's pages, as Vega-Lite specifications of stored scores.
+
+``templates/vega.js`` is copied beside the pages and draws them in the browser: Vega, Vega-Lite and Vega-Embed, as
+``vl_convert.javascript_bundle()`` of vl-convert-python 1.9.0 returns them. A colour is CSS, so that figures follow the
+page from light to dark. The signal ``hidden`` has the kinds of runs that the reader hides, see ``report.js``.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from bdl_pipe.metrics.pit import band
+from bdl_pipe.metrics.standings import Standing
+from bdl_pipe.metrics.table import metric_of
+from bdl_pipe.metrics.written import percent, writer
+from bdl_pipe.scores import Estimate, Quantity
+
+from .tables import Table
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+COSTS: Final = {  # a cost of a run -> its name and unit beside a figure of NLL
+    "seconds_per_1000": ("time to predict 1,000 rows", "s"),
+    "fit_seconds": ("time to fit", "s"),
+    "bytes": ("size", "B"),
+}
+MUTED, LINE = "var(--muted)", "var(--line)"
+CONFIG: Final = {
+    "background": None,
+    "font": "system-ui, -apple-system, Roboto, Arial, sans-serif",
+    "view": {"stroke": None},
+    "axis": {"labelColor": MUTED, "titleColor": MUTED, "gridColor": LINE, "domainColor": LINE, "tickColor": LINE}
+    | {
+        "titleFontWeight": 400,
+        "labelFontSize": 11,
+        "titleFontSize": 11,
+        "labelLimit": 130,
+        "labelOverlap": True,
+        "labelSeparation": 6,
+    },
+    "title": {"color": "var(--ink)", "anchor": "start", "fontSize": 13, "fontWeight": 600, "frame": "group"},
+    "text": {"color": "var(--ink)", "fontSize": 11},
+    "rule": {"color": MUTED},
+}
+_COLOUR: Final = {"field": "colour", "type": "nominal", "scale": None}
+_SHOWN: Final = (
+    {"filter": "!(datum.coreset && indexof(hidden, 'coreset') >= 0)"},
+    {"filter": "!(datum.untied && indexof(hidden, 'untied') >= 0)"},
+)
+_LINEAR: Final = 0.01  # Above this value the axis of a difference of probabilities is logarithmic.
+_DASHES: Final = [[1, 0], [7, 3], [2, 2]]
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A figure.
+
+    Attributes:
+        spec: the Vega-Lite specification.
+        alt: the description, for readers who do not see the figure.
+        names: name -> (colour, kinds of the run), for the legend.
+        kinds: the kinds of the run that the figure is of, see :meth:`bdl_report.tables.Table.kinds`.
+        inches: the largest width.
+    """
+
+    spec: Mapping[str, Any]
+    alt: str
+    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    kinds: str = ""
+    inches: float = 5.5
+
+
+def chart(layers: Sequence[Mapping[str, Any]], rows: Rows, title: Any, alt: str, **more: Any) -> Chart:
+    """Return a figure of layers, as wide as its place on the page.
+
+    Args:
+        more: fields of :class:`Chart`, and ``params``, ``transform`` and ``height`` of the specification.
+    """
+    own = {"height": more.pop("height", 260), "autosize": {"type": "fit-x", "contains": "padding"}}
+    params = [{"name": "hidden", "value": []}, *more.pop("params", ())]
+    data = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
+    spec = {"title": title, "description": alt, "width": "container", "data": {"values": data}, "params": params}
+    spec |= {"transform": [*_SHOWN, *more.pop("transform", ())], "layer": layers}
+    return Chart(spec | own, alt, **more)
+
+
+def axis(name: str, title: str | None = None, *, scale: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    """Return the encoding of a quantity."""
+    return {"field": name, "type": "quantitative", "title": title, "scale": scale or {"zero": False}, "axis": more}
+
+
+def fixed(mark: str = "rule", **at: float) -> dict[str, Any]:
+    """Return a layer with one dashed line, or one area of chance, at these places."""
+    look = {"strokeDash": [4, 3], "strokeWidth": 1} if mark == "rule" else {"opacity": 0.25}
+    encoding = {name: {"datum": value} for name, value in at.items()}
+    return {"data": {"values": [{}]}, "mark": {"type": mark, "color": MUTED, **look}, "encoding": encoding}
+
+
+def tooltip(**titles: str) -> dict[str, Any]:
+    """Return what is shown of a point under the pointer: field -> title; the name first."""
+    return {"tooltip": [{"field": "name", "title": "run"}, *({"field": k, "title": v} for k, v in titles.items())]}
+
+
+def of_run(table: Table, key: str, **values: Any) -> dict[str, Any]:
+    """Return a row of a figure's data: values with the run's name, its look and its kinds."""
+    kinds = dict.fromkeys(table.kinds(key).split(), True)
+    return {"name": table.names[key], **table.looks[key]._asdict(), **kinds, **values}
+
+
+def runs(table: Table, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """Return run -> its name, its look and its kinds, as :func:`lines` takes them."""
+    return {key: of_run(table, key) for key in keys}
+
+
+def legend(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
+    """Return the names in a figure with their colours and kinds."""
+    return {r["name"]: (r["colour"], " ".join(kind for kind in ("coreset", "untied") if kind in r)) for r in rows}
+
+
+def listed(values: Iterable[tuple[str, float]], write: Any = "{:.3g}".format) -> str:
+    """Write names with their values, for a description."""
+    return ", ".join(f"{name} {write(value)}" for name, value in values)
+
+
+def fence(values: Sequence[float]) -> float:
+    """Return the end of an axis for losses: the largest that is no outlier by Tukey's (1977) rule on the upper side."""
+    low, high = np.percentile(values, [25, 75])
+    return max(value for value in values if value <= high + 1.5 * (high - low))
+
+
+def differences(table: Table, standings: Sequence[Standing]) -> Chart:
+    """Draw each run's NLL minus the best run's, with its interval; outliers are written at the axis's end.
+
+    The interval of a run with fewer than three seeds on one split is unknown: dots have two standard errors over test
+    rows in its place.
+    """
+    rows, values = Rows(), {one.candidate.key: one.to_best for one in standings}
+    gaps = [0.0 if gap is None else gap.mean for gap in values.values()]
+    end = fence(gaps)
+    for (key, gap), mean in zip(values.items(), gaps, strict=True):
+        known = gap is None or math.isfinite(gap.half)
+        half = gap.half if gap and known else 2 * gap.error if gap and math.isfinite(gap.error) else 0.0
+        words = "the best" if gap is None else f"± {half:.3f}" if known else "unknown: too few seeds"
+        row = {"mean": mean, "low": mean - half, "high": mean + half, "known": known, "interval": words}
+        row |= {"nll": f"{table.finite(Quantity('nll'))[key].mean:.4f}", "difference": f"{mean:+.4f}"}
+        rows.append(of_run(table, key, **row, beyond=f"{mean:+.2f} →" if mean > end else ""))
+    inside = [row for row in rows if not row["beyond"]]
+    low, high = min(row["low"] for row in inside), max(row["high"] for row in inside)
+    x = axis("mean", "NLL minus the best NLL", scale={"domain": [low, high + 0.04 * (high - low)], "nice": True})
+    y = {"field": "name", "type": "nominal", "sort": [row["name"] for row in rows], "title": None}
+    both = {"y": y, "color": _COLOUR, **tooltip(nll="NLL", difference="difference", interval="95 % interval")}
+    layers: list[Mapping[str, Any]] = [
+        fixed(x=0),
+        *(
+            {
+                "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5 if known else 1.5}
+                | ({} if known else {"strokeDash": [2, 3]}),
+                "transform": [{"filter": f"datum.known === {str(known).lower()}"}],
+                "encoding": {**both, "x": x | {"field": "low"}, "x2": {"field": "high"}},
+            }
+            for known in (True, False)
+        ),
+        {
+            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "clip": True},
+            "encoding": {**both, "x": x},
+        },
+        {"mark": {"type": "text", "align": "right", "dx": -4}, "transform": [{"filter": "datum.beyond"}]}
+        | {"encoding": {"y": y, "x": {"value": {"expr": "width"}}, "text": {"field": "beyond"}}},
+    ]
+    alt = f"NLL minus the best NLL: {listed((row['name'], row['mean']) for row in rows)}"
+    return chart(layers, rows, "How far from the best?", alt, height={"step": 22})
+
+
+def pareto(table: Table) -> Chart | None:
+    """Draw NLL against a cost that the reader chooses, with the Pareto front; None if no run has a cost.
+
+    The front, the best run and outliers have labels; outliers are above the axis and are drawn at its end.
+    """
+    nll, rows = table.finite(Quantity("nll")), Rows()
+    end = fence([of.mean for of in nll.values()]) if nll else 0.0
+    for cost, (name, unit) in COSTS.items():
+        paid = {key: of.mean for key, of in table.finite(Quantity(cost, "cost")).items() if key in nll and of.mean > 0}
+        best = math.inf
+        for key in sorted(paid, key=lambda key: (paid[key], nll[key].mean)):
+            front, best = nll[key].mean < best, min(best, nll[key].mean)
+            error, outlier = nll[key].error or 0.0, nll[key].mean > end
+            label = table.names[key] + (f" ↑ {nll[key].mean:.2f}" if outlier else "")
+            row = {
+                "of": name,
+                "cost": paid[key],
+                "unit": unit,
+                "front": front,
+                "paid": writer(metric_of(cost))(paid[key]),
+            }
+            row |= {
+                "nll": min(nll[key].mean, end),
+                "exact": f"{nll[key].mean:.4f}",
+                "label": label if front or outlier else "",
+            }
+            row |= {"low": row["nll"] - error * (not outlier), "high": row["nll"] + error * (not outlier)}
+            rows.append(of_run(table, key, **row))
+    if not rows:
+        return None
+    names = list(dict.fromkeys(row["of"] for row in rows))
+    low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
+    x = axis("cost", None, scale={"type": "log", "nice": False, "padding": 34}, tickCount=5, grid=False)
+    x["axis"]["labelExpr"] = "format(datum.value, '~s') + (cost === 'size' ? 'B' : 's')"
+    y = axis(
+        "nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True, "zero": False}, tickCount=6
+    )
+    both = {"x": x, "y": y, **tooltip(exact="NLL", paid="cost")}
+    mark = {"type": "point", "filled": True, "size": 90, "opacity": 1}
+    layers: list[Mapping[str, Any]] = [
+        {"mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": MUTED}}
+        | {"transform": [{"filter": "datum.front"}], "encoding": {"x": x, "y": y}},
+        {"mark": "rule", "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": _COLOUR}},
+        {"mark": mark, "encoding": {**both, "color": _COLOUR}},
+        {
+            "mark": {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}},
+            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
+        },
+    ]
+    choice = {"name": "cost", "value": names[0], "bind": {"input": "select", "options": names, "name": "Cost "}}
+    means = listed((table.names[key], of.mean) for key, of in nll.items())
+    fronts = "; ".join(f"{n}: {', '.join(r['name'] for r in rows if r['of'] == n and r['front'])}" for n in names)
+    title = {"text": {"expr": "'NLL against ' + cost"}}
+    alt = f"NLL: {means}. Pareto front by {fronts}"
+    more = {
+        "params": [choice],
+        "transform": [{"filter": "datum.of === cost"}],
+        "names": legend(runs(table, nll).values()),
+    }
+    return chart(layers, rows, title, alt, height=290, **more)
+
+
+def lines(
+    named: Mapping[str, Mapping[str, Any]],
+    points: Mapping[str, Iterable[tuple[float, float, float]]],
+    titles: tuple[str, str, str],
+    alt: str,
+    *,
+    log: bool = False,
+    dots: bool = False,
+    at: float = math.inf,
+    rules: Sequence[float] = (),
+    diagonal: bool = False,
+) -> Chart:
+    """Draw lines with their standard errors.
+
+    Args:
+        named: key -> name and look, as :func:`runs` returns them.
+        points: key -> (place, value, standard error), from left to right; values that are not finite are left out.
+        titles: of the figure, of the horizontal and of the vertical axis.
+        alt: describes the last value of each line.
+        log: whether the axis of values is logarithmic.
+        dots: whether each point is marked, and has its error as a whisker in place of a band.
+        at: the place whose value is described in place of the last.
+        rules: values with a line across.
+        diagonal: whether a line shows where both axes are equal.
+    """
+    rows, ends = Rows(), dict[str, float]()
+    for key, of_line in points.items():
+        shown = [(x, y, e) for x, y, e in of_line if math.isfinite(y) and (y > 0 or not log)]
+        for x, y, e in shown:
+            rows.append({**named[key], "x": x, "y": y, "low": max(y - e, y / 10) if log else y - e, "high": y + e})
+        if shown:
+            ends[str(named[key]["name"])] = max((p for p in shown if p[0] <= at), default=shown[0])[1]
+    x = axis("x", titles[1], scale={"zero": False, "nice": False}, tickCount=6, grid=False)
+    y = axis("y", titles[2], scale={"type": "log"} if log else {"zero": False}, format="~g")
+    if dots:
+        x["axis"]["values"] = sorted({row["x"] for row in rows})
+    of = {"x": x, "color": _COLOUR, "detail": {"field": "name"}}
+    spread = {**of, "y": y | {"field": "low"}, "y2": {"field": "high"}}
+    told = {**of, "y": y, **tooltip(x=titles[1], y=titles[2])}
+    dash = {"field": "dash", "type": "nominal", "legend": None, "scale": {"domain": [0, 1, 2], "range": _DASHES}}
+    layers: list[Mapping[str, Any]] = [
+        {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {**told, "strokeDash": dash}},
+        {"mark": "rule" if dots else {"type": "area", "opacity": 0.13}, "encoding": spread},
+        *([{"mark": {"type": "point", "filled": True, "opacity": 1}, "encoding": told}] if dots else []),
+        *(fixed(y=value) for value in rules),
+        *([fixed(x=0, y=0, x2=1, y2=1)] if diagonal else []),
+    ]
+    return chart(layers, rows, titles[0], f"{alt}: {listed(ends.items())}", names=legend(rows))
+
+
+def small(table: Table, key: str, rows: Rows, layers: Sequence[Mapping[str, Any]], alt: str) -> Chart:
+    """Return a small figure of one run."""
+    title = {"text": table.names[key], "fontSize": 12}
+    data = [of_run(table, key, **row) for row in rows]
+    return chart(layers, data, title, alt, height=150, kinds=table.kinds(key), inches=2.4)
+
+
+def reliability(table: Table, key: str, bins: "pd.DataFrame") -> Chart:
+    """Draw accuracy against confidence by bin; a point's area is the bin's share of the predictions."""
+    some, share = bins[bins["count"] > 0], bins["count"] / bins["count"].sum()
+    rows = [{"x": r.confidence, "y": r.accuracy, "share": float(share[r.Index])} for r in some.itertuples()]
+    unit = {"domain": [0, 1]}
+    at = {"x": axis("x", "confidence", scale=unit, tickCount=3), "y": axis("y", "accuracy", scale=unit, tickCount=3)}
+    size = {"field": "share", "type": "quantitative", "legend": None, "scale": {"domain": [0, 1], "range": [12, 500]}}
+    gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
+    layers = [
+        fixed(x=0, y=0, x2=1, y2=1),
+        {"mark": {"type": "line", "strokeWidth": 1.4}, "encoding": {**at, "color": _COLOUR}},
+        {"mark": {"type": "point", "filled": True, "opacity": 0.75}}
+        | {"encoding": {**at, "color": _COLOUR, "size": size, **tooltip(x="confidence", y="accuracy", share="share")}},
+    ]
+    alt = (
+        f"Reliability of {table.names[key]}: mean gap between confidence and accuracy {percent(gap)} percentage points"
+    )
+    return small(table, key, rows, layers, alt)
+
+
+def pit(table: Table, key: str, count: "pd.Series") -> Chart:
+    """Draw the histogram of F(y), the predictive's distribution function at each target, with the band of chance."""
+    bins, total = len(count), int(count.sum())
+    low, high = band(total, bins)
+    rows = [{"x": i / bins, "end": (i + 1) / bins, "y": int(value)} for i, value in enumerate(count)]
+    y = axis("y", None, scale={"domain": [0, 1.05 * max(high, int(count.max()))]}, tickCount=3)
+    x = axis("x", "F(y)", scale={"domain": [0, 1]}, tickCount=3, grid=False)
+    layers = [
+        fixed("rect", y=low, y2=high),
+        {"mark": {"type": "bar", "opacity": 0.75, "binSpacing": 2}}
+        | {
+            "encoding": {
+                "x": x | {"bin": "binned"},
+                "x2": {"field": "end"},
+                "y": y,
+                "color": _COLOUR,
+                **tooltip(y="targets"),
+            }
+        },
+    ]
+    outside, shares = int(((count < low) | (count > high)).sum()), ", ".join(percent(value / total) for value in count)
+    alt = f"F(y) of {table.names[key]} in {bins} bins, %: {shares}; {outside} outside of the band of chance"
+    return small(table, key, rows, layers, alt)
+
+
+def coverage(table: Table, counts: Mapping[str, "pd.Series"]) -> Chart:
+    """Draw the share of targets in central intervals against their level, from the histograms of F(y)."""
+    points = {}
+    for key, count in counts.items():
+        bins, half = count.to_numpy(np.float64) / count.sum(), len(count) // 2
+        levels = range(half + 1)
+        points[key] = [(2 * k / len(bins), float(bins[half - k : len(bins) - half + k].sum()), 0.0) for k in levels]
+    titles = ("How many targets do central intervals cover?", "level of the interval", "share of targets inside")
+    at = (len(next(iter(counts.values()))) - 2) / len(next(iter(counts.values())))
+    return lines(
+        runs(table, points),
+        points,
+        titles,
+        f"Share of targets in {100 * at:.0f} % intervals",
+        diagonal=True,
+        at=at + 1e-9,
+    )
+
+
+def rejection(table: Table, bins: Mapping[str, "pd.DataFrame"]) -> Chart | None:
+    """Draw the mean cost of a row where a prediction is rejected unless its confidence makes accepting it cheaper.
+
+    A rejection costs 1 and a wrong answer c, which the reader chooses. Chow's (1970) rule accepts predictions with a
+    confidence of at least 1 − 1/c. The edges of the bins of confidence are the values of 1 − 1/c, so that the rule is
+    exact. The cost is low only if probabilities are both informative and calibrated.
+    """
+    edges = sorted({float(e) for b in bins.values() for e in b["lower"] if 0.5 < e < 1})
+    rows, last = Rows(), len(edges) - 1
+    for key, number in ((key, number) for key in bins for number in range(len(edges))):
+        cost, shares = 1 / (1 - edges[number]), bins[key]["count"] / bins[key]["count"].sum()
+        wrong, accepted = shares * (1 - bins[key]["accuracy"]).fillna(0), bins[key]["lower"] >= edges[number] - 1e-9
+        mean, rejected = float(cost * wrong[accepted].sum() + shares[~accepted].sum()), float(shares[~accepted].sum())
+        row = {"at": number, "cost": mean, "all": float(cost * wrong.sum()), "rejected": f"{100 * rejected:.1f} %"}
+        rows.append(of_run(table, key, **row))
+    if not rows:
+        return None
+    y = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "cost", "op": "min"}}
+    x, costs = (
+        axis("cost", "mean cost of a row (a rejection costs 1)", scale={"zero": True}),
+        [1 / (1 - e) for e in edges],
+    )
+    shown = {"y": y, **tooltip(cost="cost", rejected="rejected", all="cost without rejection")}
+    layers = [
+        {
+            "mark": {"type": "bar", "height": {"band": 0.6}, "opacity": 0.85},
+            "encoding": {**shown, "x": x, "color": _COLOUR},
+        },
+        {"mark": {"type": "tick", "color": "var(--ink)"}, "encoding": {**shown, "x": x | {"field": "all"}}},
+    ]
+    slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "Cheap mistakes to expensive mistakes "}
+    text = f"'A wrong answer costs ' + format({[round(c, 2) for c in costs]}[at], '.3~g') + ' rejections'"
+    ends = [(row["name"], row["cost"]) for row in rows if row["at"] == last]
+    alt = f"Mean cost of a row if a wrong answer costs {costs[-1]:.3g} rejections: {listed(ends)}"
+    params, chosen = [{"name": "at", "value": last // 2, "bind": slider}], [{"filter": "datum.at === at"}]
+    return chart(layers, rows, {"text": {"expr": text}}, alt, params=params, transform=chosen, height={"step": 22})
+
+
+def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> list[Chart]:
+    """Draw the trace of each chain, a figure for each functional [chain][draw]."""
+    drawn = []
+    for title, chains in functionals.items():
+        rows = [
+            {"draw": draw + 1, "value": value, "name": f"chain {number + 1}", "colour": f"var(--m{number % 10})"}
+            for number, values in enumerate(chains)
+            for draw, value in enumerate(values)
+        ]
+        at = {"x": axis("draw", "draw", tickMinStep=1, format="d"), "y": axis("value"), "color": _COLOUR}
+        layers = [{"mark": {"type": "line", "point": {"size": 22}}, "encoding": {**at, **tooltip(value="value")}}]
+        low, high = min(map(min, chains)), max(map(max, chains))
+        alt = f"Traces of {name}: {title} {low:.3g} to {high:.3g}"
+        drawn.append(chart(layers, rows, {"text": title, "subtitle": name}, alt, height=200, inches=4.0))
+    return drawn
+
+
+def same_class(table: Table, points: Mapping[str, "pd.DataFrame"]) -> list[Chart]:
+    """Draw P(Y₁ = Y₂) along a line between two inputs, under the joint minus under the product, for each run.
+
+    The axis is linear up to 0.01 and logarithmic above.
+    """
+    gaps = {key: of["joint"] - of["product"] for key, of in points.items()}
+    domain = [
+        min(0.0, *(float(gap.min()) for gap in gaps.values())),
+        max(0.1, *(float(gap.max()) for gap in gaps.values())),
+    ]
+    scale, drawn = {"type": "symlog", "constant": _LINEAR, "domain": domain}, list[Chart]()
+    at = {"x": axis("x", "place of the second input", tickCount=3)}
+    at |= {"y": axis("y", None, scale=scale, values=[0, _LINEAR, 0.1, 1], format="~g"), "color": _COLOUR}
+    layers = [{"mark": "line", "encoding": {**at, **tooltip(y="joint − product")}}]
+    for key, gap in gaps.items():
+        middle = points[key].iloc[len(gap) // 2]
+        texts = f"{middle['joint']:.3f} by the joint and {middle['product']:.3f} by the product"
+        rows = [{"x": float(x), "y": float(y)} for x, y in gap.items()]
+        drawn.append(small(table, key, rows, layers, f"P(Y₁ = Y₂) of the middle twice, {table.names[key]}: {texts}"))
+    return drawn
+
+
+def detection(table: Table, found: Mapping[str, Mapping[str, tuple[float, float]]], title: str) -> Chart:
+    """Draw the AUROC of each score of each run: the best one with its name and its standard error, the others pale.
+
+    Args:
+        found: run -> score -> AUROC and its standard error, both in per cent.
+    """
+    rows = Rows()
+    for key, of in found.items():
+        best = max(of, key=lambda score: of[score][0])
+        for score, (mean, error) in of.items():
+            error = error if math.isfinite(error) else 0.0
+            row = {"score": score, "auroc": mean, "best": score == best, "low": mean - error, "high": mean + error}
+            rows.append(of_run(table, key, **row, label=score if score == best else ""))
+    at = {"y": {"field": "name", "type": "nominal", "sort": None, "title": None}, "x": axis("auroc", "AUROC %")}
+    point = {"type": "point", "filled": True, "opacity": {"expr": "datum.best ? 1 : 0.35"}}
+    size = {"condition": {"test": "datum.best", "value": 90}, "value": 35}
+    best = {"transform": [{"filter": "datum.best"}]}
+    layers = [
+        fixed(x=50),
+        {
+            "mark": "rule",
+            **best,
+            "encoding": {**at, "x": at["x"] | {"field": "low"}, "x2": {"field": "high"}, "color": _COLOUR},
+        },
+        {"mark": point, "encoding": {**at, "color": _COLOUR, "size": size, **tooltip(score="score", auroc="AUROC %")}},
+        {"mark": {"type": "text", "align": "left", "dx": 8}, **best, "encoding": {**at, "text": {"field": "label"}}},
+    ]
+    ends = ((f"{row['name']} by {row['label']}", row["auroc"]) for row in rows if row["best"])
+    return chart(layers, rows, title, f"{title}: {listed(ends)}", height={"step": 22})
+
+
+def estimates(points: Iterable[tuple[int, Estimate]], metric: str) -> list[tuple[float, float, float]]:
+    """Return places with means and errors, in the unit of the metric's label."""
+    scale = 100 if metric_of(metric).percent else 1
+    return [(x, scale * of.mean, scale * (of.error or 0.0)) for x, of in points]
