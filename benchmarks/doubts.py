@@ -41,11 +41,11 @@ OUT: Final = Path(__file__).resolve().parent.parent / "results" / "doubts.md"
 CSV: Final = OUT.with_suffix(".csv")
 TIMES, ROWS = 100, (100, 300, 1_000, 3_000)
 WORDS: Final = {  # doubt -> words of its remark
-    "group": "whose rows have alike targets",
+    "group": "whose rows have similar targets",
     "date": "targets drift along",
     "copies": ("are copies of others", "is a copy of another"),
     "equal features": "have the features of another row",
-    "telling": "nearly tells",
+    "telling": "nearly determines",
 }
 Maker = Callable[[np.random.Generator, pd.DataFrame], pd.DataFrame]
 

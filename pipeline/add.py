@@ -99,8 +99,7 @@ def add(request: Request, dry_run: bool) -> str:
     path = FOLDER / f"{name}.yaml"
     comments = [f"{name}: {profile.rows:,} rows of {request.path}", f"made by: {request.command}"]
     overlays.add(name, path, overlay, comments)
-    print(f"written to {path} and merged into params.yaml; now: make repro")
-    print(f"undone by: python -m pipeline remove {name}")
+    print(f"Added to params.yaml (details: {path}). Next: `make repro`. To undo: `python -m pipeline remove {name}`.")
     return name
 
 
@@ -158,12 +157,12 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
     """Describe how targets are fitted, and the methods, splits and time of the comparison."""
     lines = []
     if size.task == "regression":
-        auto = "each split's training rows decide if their logarithms are fitted (or --log, --no-log)"
-        scale = {"auto": auto, "log": "their logarithms are fitted"}.get(dataset.targets, "fitted as they are")
-        lines.append(f"  targets: {scale}; densities are in the original units")
+        auto = "log-transformed or not, decided on each training split (force with --log / --no-log)"
+        scale = {"auto": auto, "log": "log-transformed"}.get(dataset.targets, "not log-transformed")
+        lines.append(f"  targets: {scale}. Scores stay in the original units.")
         if size.calibration:
-            rows = f"{100 * size.calibration:.3g} % of the training rows are in no fit"
-            lines.append(f"  intervals: {rows}; each run's tails are recalibrated on them (--calibration 0: not)")
+            rows = f"{100 * size.calibration:.3g} % of the training rows are held out to recalibrate the intervals"
+            lines.append(f"  calibration: {rows} (switch off with --calibration 0)")
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
     lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")

@@ -36,7 +36,7 @@ from tests.refusals import refusal
 from tests.wheel import link
 
 pytestmark = pytest.mark.slow
-FACTS = {"Run": "one", "Licence of the data": "none"}
+FACTS = {"Run": "one", "Data licence": "none"}
 CLASSES = ("cat", "dog", "owl")
 MOMENTS = [("2024-01-31T10", "+02:00"), ("2024-01-31T10", "Z"), ("2023-06-01T00", "-05:00")]
 MOMENTS += [("1970-01-01T00", "Z"), ("2024-02-01T00", "Z")]

@@ -64,13 +64,14 @@ def test_the_cheapest_run_within_one_standard_error_is_taken() -> None:
     assert chosen(rest, near, best).taken is near and chosen(rest, far, best).taken is best
     assert chosen(near, best).gaps["cheap"].error == pytest.approx(0.01 * ERROR)
     assert taking(chosen(rest, near, best)) == (
-        "take cheap: of the 2 runs within one standard error of the best NLL, it is the cheapest to fit (2 s). "
+        "use cheap. Two runs tie on NLL (within one standard error of the best), "
+        "and cheap is the cheapest of them to fit (2 s). "
         "Its NLL is 2.106; best has the best, 2.100 (NLL +0.0055 ± 0.0056)."
     )
     alone = "and no cheaper run is within one standard error of it."
-    assert taking(chosen(rest, far, best)) == f"take best: its NLL, 2.100, is the lowest, {alone}"
+    assert taking(chosen(rest, far, best)) == f"use best: its NLL, 2.100, is the lowest, {alone}"
     dear = run("cheap", off(0.001), fit=20)
-    sentence = "take best: its NLL, 2.100, is the lowest, and no run is cheaper to fit (9 s)."
+    sentence = "use best: its NLL, 2.100, is the lowest, and no run is cheaper to fit (9 s)."
     assert taking(chosen(dear, best)) == sentence
 
 
@@ -89,37 +90,37 @@ def test_missing_scores_costs_and_pairs_are_stated_and_never_chosen() -> None:
     assert verdict(lost) == ["Verdict: none, because no run has a finite NLL."]
     assert taking(chosen(*lost, good)) == "good is the only run with a finite NLL, 2.100."
     unpriced = chosen(run("a", off(0), fit=None), run("b", off(0.001), fit=None))
-    assert taking(unpriced) == "take a: its NLL, 2.100, is the lowest; the time of its fit is not recorded."
+    assert taking(unpriced) == "use a: its NLL, 2.100, is the lowest; the time of its fit is not recorded."
     assert cheapest(unpriced) == "the times of the fits are not recorded."
     other_splits = chosen(good, run("two", [2.2, 2.2], fit=1), run("three", [2.3] * 3, fit=2))
     assert other_splits.gaps == {} and other_splits.near == [good]
-    sentence = "take good: its NLL, 2.100, is the lowest; 2 cheaper runs cannot be compared with it in pairs."
+    sentence = "use good: its NLL, 2.100, is the lowest; two cheaper runs cannot be compared with it in pairs."
     assert taking(other_splits) == sentence
     assert cheapest(other_splits) == (
-        "good fits in 3 s and predicts 1,000 rows in 0.5 s; not comparable in pairs: 2 cheaper runs."
+        "good fits in 3 s and predicts 1,000 rows in 0.5 s. Two cheaper runs cannot be compared with the best in pairs."
     )
     wide = chosen(run("a", accuracy=[0.9] * 5), run("b", accuracy=[0.8] * 5, fit=0.1), metric="accuracy")
-    assert taking(wide).startswith("take a: its accuracy, 90.00 %, is the highest")
+    assert taking(wide).startswith("use a: its accuracy, 90.00 %, is the highest")
 
 
-def test_the_cost_sentence_names_the_cheapest_run_that_cannot_be_told_apart() -> None:
+def test_the_cost_sentence_names_the_cheapest_run_that_is_tied_with_the_best() -> None:
     """The 95 % interval of five splits is 2.776 standard errors, by Student's t on 4 degrees of freedom."""
     best, edge = run("best", off(0, 0), fit=9), 0.01 * ERROR * float(stats.t.ppf(0.975, 4))
     inside, outside = (run(name, off(share * edge), fit=2) for name, share in (("in", 0.99), ("out", 1.01)))
     fast = "fits in 2 s and predicts 1,000 rows in 0.5 s"
-    sentence = "over 5 splits its NLL cannot be told apart from the best (NLL +0.0153 ± 0.0056)"
-    assert cheapest(chosen(best, inside)) == f"in {fast}; {sentence}."
-    alone = "best fits in 9 s and predicts 1,000 rows in 0.5 s; worse than the best: 1 cheaper run."
+    sentence = "Over 5 splits its NLL is statistically tied with the best (NLL +0.0153 ± 0.0056)"
+    assert cheapest(chosen(best, inside)) == f"in {fast}. {sentence}."
+    alone = "best fits in 9 s and predicts 1,000 rows in 0.5 s. One run is cheaper, but it is significantly worse."
     assert cheapest(chosen(best, outside)) == alone
     constant = run("constant", off(0.5 * edge), fit=1)
     assert cheapest(chosen(best, constant)).endswith(
-        "No run is shown to be better than constant: over 5 splits the inputs are not shown to help."
+        "No run is significantly better than constant, so it is not established that the inputs help."
     )
     assert "inputs" not in cheapest(chosen(best, run("constant", off(2 * edge), fit=1)))
     assert "inputs" in cheapest(chosen(run("worse", off(2)), run("constant", off(0))))
     assert "inputs" not in cheapest(chosen(run("constant", off(0))))
     two = chosen(best, *(run(f"out{k}", off(1), fit=1) for k in (0, 1)))
-    assert cheapest(two).endswith("; worse than the best: 2 cheaper runs.")
+    assert cheapest(two).endswith(". Two runs are cheaper, but all of them are significantly worse.")
 
 
 def test_coverage_over_splits_is_stated_with_its_error_and_judged() -> None:
@@ -127,7 +128,7 @@ def test_coverage_over_splits_is_stated_with_its_error_and_judged() -> None:
     for mean, spread, judged in ((0.0, 0.01, agrees), (-0.1, 0.01, "too few"), (0.09, 0.001, "too many")):
         one = run("a", off(0), coverage_90=(0.9 + mean + spread * UNIT).tolist())
         share = f"{90 + 100 * mean:.1f} ± {100 * spread * ERROR:.1f}"
-        assert calibration(one) == f" Its 90 % intervals contain {share} % of the test targets: {judged}."
+        assert calibration(one) == f" Its 90 % intervals cover {share} % of the test targets: {judged}."
 
 
 def by_width(shares: Sequence[float], rows: int, splits: int = 1, noise: float = 1.0) -> Candidate:
@@ -140,7 +141,7 @@ def by_width(shares: Sequence[float], rows: int, splits: int = 1, noise: float =
 
 def test_a_third_with_too_few_or_too_many_targets_inside_is_a_warning() -> None:
     sentence = (
-        "90 % intervals hold 99 % of the targets in the third of the narrowest intervals and 75 % of the targets in "
+        "90 % intervals cover 99 % of the targets in the third of the narrowest intervals and 75 % of the targets in "
     )
     cure = ": its noise is one for all inputs; take noise: each input, where the method has it"
     assert off_by_width(by_width([0.99, 0.9, 0.75], 600)) == f"{sentence}the third of the widest intervals{cure}"
@@ -166,7 +167,7 @@ def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() ->
     assert remark.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and remark.apart
     assert not coverage(run("linear", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
     once = run("vbll", [2.0], coverage_90=[0.8])
-    assert calibration(once) == f" Its 90 % intervals contain 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
+    assert calibration(once) == f" Its 90 % intervals cover 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
     two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
     assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == remark
     of_seed = itertools.product(enumerate((0.7, 0.8, 0.9)), ("nll", "coverage_90"))
@@ -205,29 +206,30 @@ def test_a_bayesian_network_is_worth_it_where_it_beats_every_rival() -> None:
     edge = 0.01 * ERROR * float(stats.t.ppf(1 - 0.05 / 4, 4))
     better, tied = run("boosting", off(1.01 * edge)), run("linear", off(0.99 * edge))
     worse = run("constant", off(-1.01 * edge))
-    best, apart = "vbll, the best of 2 with a posterior over weights,", "cannot be told apart from linear"
+    best, apart = "vbll, the best of 2 Bayesian networks,", "is statistically tied with linear"
+    corrected = "after correcting for choosing the best of 2"
     over, like = "is better than boosting (NLL −0.0197 ± 0.0056)", f"{apart} (NLL −0.0193 ± 0.0056)"
     for rivals, answer in (
-        ([better], f"Yes: {best} {over}."),
-        ([better, tied], f"Not shown: {best} {like} and {over}."),
-        ([tied, worse], f"No: {best} is worse than constant (NLL +0.0197 ± 0.0056) and {like}."),
-        ([run("linear", [2.0] * 3)], f"Not shown: {best} {apart} (not comparable)."),
+        ([better], f"Yes: {best} {over}, {corrected}."),
+        ([better, tied], f"Not established: {best} {like} and {over}, {corrected}."),
+        ([tied, worse], f"No: {best} is worse than constant (NLL +0.0197 ± 0.0056) and {like}, {corrected}."),
+        ([run("linear", [2.0] * 3)], f"Not established: {best} {apart} (not comparable), {corrected}."),
     ):
         assert worth([*bayes, *rivals], "nll") == answer
     assert worth([bayes[0], tied], "nll").startswith("Yes: vbll is better than linear"), "one network is no choice"
     others = ("deterministic", "swa", "ensemble", "tabm", "coreset_nn")
     plain = [*(network(name, off(0)) for name in others), run("gp", off(0)), tied]
     assert worth(plain, "nll") == "No Bayesian network has a finite score."
-    assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "There is no run to compare vbll with."
+    assert worth([*bayes, run("linear", [math.nan] * 5)], "nll") == "no run can be compared with vbll."
 
 
 def test_without_rivals_a_plain_network_of_the_same_architecture_is_the_rival() -> None:
-    missing, bayes = "There is no run of boosting, linear or constant.", network("vbll", off(0, 0))
+    missing, bayes = "This comparison has no boosting, linear or constant baseline.", network("vbll", off(0, 0))
     other = run("deterministic", off(1), network="mlp 64")
     assert worth([bayes, network("deterministic", off(1))], "nll") == (
         f"Yes, against a plain network: vbll is better than deterministic (NLL −1.0000 ± 0.0056). {missing}"
     )
-    assert worth([bayes, other], "nll") == f"There is no run to compare vbll with. {missing}"
+    assert worth([bayes, other], "nll") == f"no run can be compared with vbll. {missing}"
 
 
 def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp_path: Path) -> None:
@@ -241,7 +243,7 @@ def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp
         sentences = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
         assert sentences["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
         assert sentences["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
-        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in sentences["Beware"]
+        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in sentences["Caution"]
     single, other, three = (replace(one, network="mlp 8") for one in (once, plain, thrice))
     for runs, begins in (
         ([single, linear], "Not established (one seed): vbll differs on one seed from linear (NLL −1."),
@@ -252,23 +254,22 @@ def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp
         assert worth(runs, "nll").startswith(begins)
     assert "one seed" not in " ".join(verdict([three, linear, plain]))
     cheap = of_seeds("cheap", 0.49, few, 1, fit=0.1)
-    assert taking(chosen(thrice, cheap)).endswith("1 cheaper run cannot be compared with it in pairs.")
+    assert taking(chosen(thrice, cheap)).endswith("one cheaper run cannot be compared with it in pairs.")
 
 
 def test_the_effect_of_longer_fits_is_stated() -> None:
-    more = "more steps may help."
     cases: dict[tuple[str, ...], str] = {  # method and the ends of its fits -> the sentence
-        ("linear",): "the fits of it end at an optimum, so more time would not help.",
-        ("vbll", "validation", "validation"): "early stopping ended the fits of it, so more steps would not help.",
+        ("linear",): "No: the fits of it end at an optimum.",
+        ("vbll", "validation", "validation"): "No: early stopping ended the fits of it.",
         ("vbll", "validation", "steps"):
-            f"1 of 2 fits of it used all their steps while their validation score still improved: {more}",
-        ("sgmcmc", "chains"): "the Markov chains of it are too short, so longer chains may change its scores.",
-        ("vbll", "schedule"):
-            "the fits of it ran their fixed number of steps; whether more steps would help is not recorded.",
-        ("gp",): "whether longer fits of it would help is not recorded.",
+            "Perhaps: 1 of 2 fits of it used all their steps while their validation score still improved.",
+        ("sgmcmc", "chains"): "Yes: the Markov chains of it have not converged.",
+        ("vbll", "schedule"): "Unknown for it, which always runs a fixed number of steps.",
+        ("gp",): "Unknown: how the fits of it ended is not recorded.",
     }  # fmt: skip
     others = [run("late", [2.0], ended=("steps", "validation")), run("short", [2.0], ended=("chains",))]
-    rest = "Other runs still improving at their last step: late. Other runs with chains that are too short: short."
+    rest = "Perhaps for these runs, which still improved at their last step: late. "
+    rest += "Yes for these runs, whose Markov chains have not converged: short."
     for (method, *ends), sentence in cases.items():
         taken = run("it", [2.0], method=method, ended=ends)
         assert hour([taken], taken) == sentence
@@ -322,19 +323,19 @@ def test_the_whole_verdict_has_its_sentences_for_a_table_and_for_classes(tmp_pat
         network("vbll", off(0), rmse=off(1), coverage_90=[0.9] * 5, ended=("validation",)),
         run("linear", off(1), fit=0.01, rmse=off(2)),
     ]
-    by = "Is a Bayesian network better by"
-    heads = ["Accuracy", "Intervals", "Cost", f"{by} NLL", f"{by} RMSE", "One more hour"]
-    assert [HEAD.split(line)[0] for line in verdict(table)] == [*heads, "Beware"]
-    limit = "Beware: the best of 2 runs is chosen by its test score, so this score is optimistic."
+    by, accurate = "Is a Bayesian network better by", "Is a Bayesian network more accurate"
+    heads = ["Accuracy", "Intervals", "Cost", f"{by} NLL", f"{by} RMSE", "Would longer training help"]
+    assert [HEAD.split(line)[0] for line in verdict(table)] == [*heads, "Caution"]
+    limit = "Caution: the winner was picked by its test score among 2 runs, so that score is optimistic."
     assert verdict(table)[-1] == limit
     assert [HEAD.split(line)[0] for line in verdict(table[:1])] == heads, "one run is no choice"
     assert "split" not in verdict(table)[-1]
     best = of_seeds("vbll", 0.5, tmp_path, ece=0.02, fit=2, network="mlp 8")
     some = [best, of_seeds("deterministic", 0.0, tmp_path, fit=1, network="mlp 8")]
     line = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(some))
-    assert list(line) == [*heads[:1], "Probabilities", *heads[2:4], f"{by} accuracy", *heads[5:], "Beware"]
-    taken = "take deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
+    assert list(line) == [*heads[:1], "Probabilities", *heads[2:4], accurate, *heads[5:], "Caution"]
+    taken = "use deterministic: its accuracy, 90.00 %, is the highest, and no run is cheaper"
     assert line["Accuracy"].startswith(taken)
     assert line[f"{by} NLL"].startswith("Yes, against a plain network: vbll is better than deterministic")
-    assert "cannot be told apart from deterministic" in line[f"{by} accuracy"]
-    assert line["Beware"].endswith("There is one split: other training rows could rank the runs differently.")
+    assert "is statistically tied with deterministic" in line[accurate]
+    assert line["Caution"].endswith("With a single train/test split, another split could give another ranking.")

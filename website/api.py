@@ -30,7 +30,7 @@ class Group:
 GROUPS: Final = {
     "estimators": Group(
         "Estimators",
-        "Arrays or frames in, predictives out. [Arrays and frames](../estimators.md) has examples.",
+        "[Use it with scikit-learn](../estimators.md) has examples.",
         ("BayesianRegressor", "BayesianClassifier", "compare", "Comparison"),
         ("bdl_pipe.estimators.base",),
     ),
@@ -60,7 +60,7 @@ GROUPS: Final = {
     ),
     "training": Group(
         "Networks and training",
-        "[Your network](../your-network.md) has examples.",
+        "[Your own network](../your-own-model.md#a-new-architecture) has examples.",
         (
             *("Network", "NetworkConfig", "NetworkSpec", "Architecture", "build_network", "Learner", "LearnerSpec"),
             *("LearnerPosterior", "TrainingConfig", "fit_epochs", "Checkpointed", "CheckpointFiles"),

@@ -12,8 +12,8 @@ FLOORS: Final = ("floors: stages, pipeline", "floors of the pipeline")
 WIDTH: Final = 74
 ADDITIONS: Final = {  # an addition -> the page with the example, the file of the example
     "a method": ("your-method.md", "plugins/snapshots.py"),
-    "a network": ("your-network.md", "plugins/wave.py"),
-    "a data source": ("your-data.md", "plugins/rings.py"),
+    "a network": ("your-own-model.md", "plugins/wave.py"),
+    "a data source": ("your-source.md", "plugins/rings.py"),
     "a score": ("your-score.md", "plugins/margin.py"),
     "a rival that another package fits": ("rivals.md", "plugins/ngboost.py"),
 }

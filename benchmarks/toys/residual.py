@@ -1,4 +1,4 @@
-"""A residual perceptron, as a network of the user's own (``docs/your-network.md``)."""
+"""A residual perceptron, as a network of the user's own (``docs/your-own-model.md``)."""
 
 import torch
 from torch import Tensor, nn

@@ -128,4 +128,4 @@ plt.show()
 # - All options of `add`, and how it treats dates, missing values and categories: [your data](../your-data.md).
 # - The meaning of each figure of the report: [reading the report](../reading-the-report.md).
 # - Better hyperparameters: [a search and a cluster](8_a_search_and_a_cluster.md).
-# - The same without the pipeline: `BayesianClassifier("g_vbll").fit(X, y)`, in [arrays and frames](../estimators.md).
+# - The same without the pipeline: `BayesianClassifier("g_vbll").fit(X, y)`, in [scikit-learn estimators](../estimators.md).

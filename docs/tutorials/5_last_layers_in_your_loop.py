@@ -128,6 +128,6 @@ plt.show()
 #
 # - Classes: `Discriminative` replaces `nn.Linear` and the cross-entropy, and `Generative` also scores how familiar an
 #   input is: [last layers](../families/last-layers.md), and [out of distribution](6_out_of_distribution.md).
-# - Without a loop of your own: `BayesianRegressor("vbll").fit(X, y)`, in [arrays and frames](../estimators.md).
+# - Without a loop of your own: `BayesianRegressor("vbll").fit(X, y)`, in [scikit-learn estimators](../estimators.md).
 # - With a network that you have already trained: `bayesianise(model, "vbll", loader, epochs=1)`, in
 #   [your own network](2_your_own_network.md).

@@ -223,5 +223,5 @@ assert numbers["student"] < numbers["ensemble"] / 5
 # - Without a loop of your own: `BayesianRegressor("dark_knowledge", made_from="ensemble")`, or any other teacher; its
 #   `student` may be plain, a latent or heads: [dark knowledge](../families/dark-knowledge.md).
 # - The joint predictive of any method, `model.joint(X, rows=20)`, and its scores in the report:
-#   [several inputs together](../reading-the-report.md#several-inputs-together).
+#   [several inputs together](../joint-predictions.md).
 # - Markov chains as the ensemble: [what Markov chains add](3_what_sgmcmc_adds.md).

@@ -94,9 +94,9 @@ def coverage(one: Candidate) -> Difference | None:
 
 
 def off_by_width(one: Candidate) -> str:
-    """Return a warning if 90 % intervals hold less than 80 % or more than 97 % in a third of the rows by their width.
+    """Return a warning if 90 % intervals cover less than 80 % or more than 97 % in a third of the rows by their width.
 
-    One noise for all inputs holds too few targets where the noise is large, and too many where it is small, although
+    One noise for all inputs covers too few targets where the noise is large, and too many where it is small, although
     the share of all rows agrees with 90 %. The warning is empty if no third is outside these bounds, or if the third's
     distance from 90 % is below two binomial errors; seeds are averaged, since they share rows.
     """
@@ -113,7 +113,7 @@ def off_by_width(one: Candidate) -> str:
     noise = one.scores.values(Quantity("noise_ratio"))
     same = bool(noise) and writer(metric_of("noise_ratio"))(average(noise)) == "one"
     cure = ": its noise is one for all inputs; take noise: each input, where the method has it" if same else ""
-    return f"90 % intervals hold {' and '.join(outside)}{cure}" if outside else ""
+    return f"90 % intervals cover {' and '.join(outside)}{cure}" if outside else ""
 
 
 def half_width(splits: int) -> float:

@@ -157,5 +157,5 @@ def _remarks(table: Table, rows: Sequence[Row], shown: Sequence[tuple[str, Colum
         if row.coreset.method != START and unmet:
             alone.append(f"{row.label} ({', '.join(unmet)})")
     if alone:
-        remarks.append(f"no {START} of the same size is under the same protocol, to be beaten: {', '.join(alone)}")
+        remarks.append(f"no random baseline of the same size to compare with: {', '.join(alone)}")
     return remarks

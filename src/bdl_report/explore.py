@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CURVES: Final = "curves.parquet"
 ORACLE, UNIFORM, JOINT, MARGINAL = "oracle", "uniform", "thompson", "marginal_thompson"  # rules of agents
-APART: Final = "not told apart"
+APART: Final = "statistically tied"
 _LABELS: Final = "active_learning"  # the task whose rounds are labels
 _OPTIMUM: Final = "optimisation"  # tasks that approach an optimum end with this word
 
@@ -127,7 +127,7 @@ def sentences(played: Played) -> list[str]:
     worse = [name for name in rivals if verdict(played.difference(name, best, len(rivals)), metric) == "worse"]
     near = [name for name in rivals if name not in worse]
     if len(near) <= len(worse):
-        others = f"not told apart from it: {', '.join(near)}" if near else "all others are worse"
+        others = f"statistically tied with it: {', '.join(near)}" if near else "all others are worse"
     else:
         others = f"shown to be worse: {', '.join(worse)}" if worse else "no other is shown to be worse"
     texts = [f"Best: {best} with {label} {mean}; {others}."]

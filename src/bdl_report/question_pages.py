@@ -156,6 +156,6 @@ def _by_set(table: Table) -> list[Grid]:
 PAGES: Final[Mapping[Question, Page]] = {
     "trust": Page("Can I trust its probabilities?", partial(by_metrics, question="trust"), reliability),
     "intervals": Page("Are its intervals right?", partial(by_metrics, question="intervals"), pit),
-    "refuse": Page("Which answers should I refuse?", partial(by_metrics, question="refuse"), risk),
+    "refuse": Page("Which predictions should I reject?", partial(by_metrics, question="refuse"), risk),
     "unseen": Page("Does it know what it has not seen?", unseen, seen),
 }

@@ -22,7 +22,7 @@ FALSE_ALARMS: Final = 0.05
 
 
 def trust(candidates: Sequence[Candidate]) -> list[str]:
-    """Name the runs with probabilities that are not shown to be wrong, and the run with the smallest error."""
+    """Name the runs without detected miscalibration, and the run with the smallest error."""
     scored = finite(candidates, "ece_adaptive")
     if not scored:
         return []
@@ -30,13 +30,13 @@ def trust(candidates: Sequence[Candidate]) -> list[str]:
     chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
     smallest = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
     return [
-        f"Probabilities: {_shown(scored, 'ece_adaptive_p', 'an adaptive ECE above chance')}",
+        f"Probabilities: {_shown(scored, 'ece_adaptive_p', 'adaptive ECE above chance')}",
         f"Smallest error: {smallest}; by chance alone it would be {chance} % (p = {p:.2g}).",
     ]
 
 
 def intervals(candidates: Sequence[Candidate]) -> list[str]:
-    """Name the runs with intervals that are not shown to be wrong, and the narrowest at equal coverage.
+    """Name the runs with intervals without detected miscalibration, and the narrowest at equal coverage.
 
     For classes, name only the run with the smallest sets.
     """
@@ -51,7 +51,7 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     wrong = [f"too {x} targets inside for {', '.join(names)}" for x, names in (("few", few), ("many", many)) if names]
     rest = f"a share that agrees with 90 % for all {'others' if wrong else 'runs'}"
     return [
-        f"Distributions: {_shown(scored, 'pit_p', 'an F(y) that is not uniform')}",
+        f"Distributions: {_shown(scored, 'pit_p', 'F(y) not uniform')}",
         f"90 % intervals: {'; '.join([*wrong, rest])}.",
         *(f"{one.name}: {warning}." for one in candidates if (warning := off_by_width(one))),
         f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
@@ -64,11 +64,11 @@ def refuse(candidates: Sequence[Candidate]) -> list[str]:
     if not scored:
         return []
     best = min(scored, key=lambda one: loss(one, "augrc"))
-    sentences = [f"Lowest cost of refusal: {first(candidates, 'augrc')}"]
+    sentences = [f"Lowest cost of rejection: {first(candidates, 'augrc')}"]
     if best.scores.values(Quantity("coverage_at_1")):
         shares = [f"{_written(best, f'coverage_at_{r}')} % of the rows with at most {r} % wrong" for r in (1, 5)]
-        sentences.append(f"Answered: {best.name} answers {' and '.join(shares)}.")
-    return [*sentences, f"Best order of refusal: {first(candidates, 'refusal_gain')}"]
+        sentences.append(f"Accepted: {best.name} accepts {' and '.join(shares)}.")
+    return [*sentences, f"Best order of rejection: {first(candidates, 'refusal_gain')}"]
 
 
 SENTENCES: Final[dict[Question, Callable[[Sequence[Candidate]], list[str]]]] = {
@@ -85,8 +85,10 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
         return "no run has such a score."
     best, *others = ordered
     of = metric_of(metric)
-    text = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, "
-    text += f"{_written(best, metric)}{' %' if of.percent else ''}."
+    value = f"{_written(best, metric)}{' %' if of.percent else ''}"
+    text = f"{best.name} has the {'highest' if of.better > 0 else 'lowest'} {of.label.removesuffix(' %')}, {value}."
+    if metric == "refusal_gain":
+        text = f"{best.name} ranks its own errors best: {value} of the ideal."
     if not others:
         return text
     differences = {one.name: difference(one, best, len(others), metric) for one in others}
@@ -97,9 +99,9 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
     if len(gaps) < len(differences):
         text += f" {len(differences) - len(gaps)} others cannot be compared with it in pairs."
     if not tied:
-        return f"{text} All others that can be compared are worse by more than chance."
-    worse = f"{len(gaps) - len(tied)} of {len(gaps)} others are worse by more than chance"
-    return f"{text} It cannot be told apart from {', '.join(tied)}; {worse}."
+        return f"{text} All others that can be compared are significantly worse."
+    worse = f"{len(gaps) - len(tied)} of {len(gaps)} others are significantly worse"
+    return f"{text} It is statistically tied with {', '.join(tied)}; {worse}."
 
 
 def p_value(one: Candidate, metric: str) -> float:
@@ -109,14 +111,15 @@ def p_value(one: Candidate, metric: str) -> float:
 
 
 def _shown(scored: Sequence[Candidate], p: str, error: str) -> str:
-    """Write how many runs the test with the p-value ``p`` shows to be wrong, and the names of the others."""
-    right, test = [one.name for one in scored if p_value(one, p) > FALSE_ALARMS], f"tested at the 5 % level for {error}"
+    """Write how many runs the test with the p-value ``p`` shows to be miscalibrated, and the names of the others."""
+    right, test = [one.name for one in scored if p_value(one, p) > FALSE_ALARMS], f"{error}, 5 % level"
     if not right:
-        return f"all {len(scored)} runs are shown to be wrong ({test})."
+        return f"all {len(scored)} runs are miscalibrated ({test})."
     wrong = len(scored) - len(right)
     if not wrong:
-        return f"none of {len(scored)} runs is shown to be wrong ({test})."
-    return f"{wrong} of {len(scored)} runs are shown to be wrong ({test}). Not shown to be wrong: {', '.join(right)}."
+        return f"no miscalibration was detected in {len(scored)} runs ({test})."
+    miscalibrated = f"{wrong} of {len(scored)} runs are miscalibrated ({test})"
+    return f"{miscalibrated}. No miscalibration was detected for: {', '.join(right)}."
 
 
 def _written(one: Candidate, metric: str) -> str:

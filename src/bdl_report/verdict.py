@@ -23,6 +23,7 @@ from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_w
 ONE_SEED: Final = "not established (one seed)"
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
+_NUMBERS: Final = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
 
 
 def optimal(method: str) -> bool:
@@ -39,17 +40,19 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
     sentences = [f"Accuracy: {taking(accuracy)}"] if accuracy else []
     what = "Intervals" if by_accuracy == "rmse" else "Probabilities"
     sentences += [f"{what}: {taking(nll)}{calibration(nll.taken)}", f"Cost: {cheapest(nll)}"]
-    better = "Is a Bayesian network better by"
-    sentences += [f"{better} {_label(metric)}? {worth(candidates, metric)}" for metric in ("nll", by_accuracy)]
-    sentences.append(f"One more hour: {hour(candidates, nll.taken)}")
+    for metric in ("nll", by_accuracy):
+        better = "more accurate" if metric == "accuracy" else f"better by {_label(metric)}"
+        sentences.append(f"Is a Bayesian network {better}? {worth(candidates, metric)}")
+    sentences.append(f"Would longer training help? {hour(candidates, nll.taken)}")
     limits = []
     if len(nll.ordered) > 1:
-        limits.append(f"the best of {len(nll.ordered)} runs is chosen by its test score, so this score is optimistic.")
+        picked = f"the winner was picked by its test score among {len(nll.ordered)} runs"
+        limits.append(f"{picked}, so that score is optimistic.")
     if nll.best.scores.splits == 1:
-        limits.append("There is one split: other training rows could rank the runs differently.")
+        limits.append("With a single train/test split, another split could give another ranking.")
     if few := sum(one.one_seed for one in nll.ordered):
         limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them three (seeds: 3) to compare them.")
-    return [*sentences, *([f"Beware: {' '.join(limits)}"] if limits else [])]
+    return [*sentences, *([f"Caution: {' '.join(limits)}"] if limits else [])]
 
 
 def taking(choice: Choice) -> str:
@@ -59,21 +62,20 @@ def taking(choice: Choice) -> str:
     if len(choice.ordered) == 1:
         return f"{best.name} is the only run with a finite {label}, {value}."
     if taken is not best:
-        of = f"{len(choice.near)} runs within one standard error of the best {label}"
-        text = (
-            f"take {taken.name}: of the {of}, it is the cheapest to fit ({seconds(fit_seconds(taken))}). Its {label} is"
-        )
-        return f"{text} {_value(taken, choice.metric)}; {best.name} has the best, {value} ({_of(choice, taken)})."
+        tie = f"{_runs(len(choice.near))} tie on {label} (within one standard error of the best)"
+        cheap = f"{taken.name} is the cheapest of them to fit ({seconds(fit_seconds(taken))})"
+        text = f"use {taken.name}. {tie}, and {cheap}. Its {label} is {_value(taken, choice.metric)}"
+        return f"{text}; {best.name} has the best, {value} ({_of(choice, taken)})."
     end = "highest" if metric_of(choice.metric).better > 0 else "lowest"
     if best.one_seed:
         return f"{ONE_SEED}: {best.name} has the {end} {label}, {value}."
-    text, faster = f"take {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
+    text, faster = f"use {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
     if not math.isfinite(fit_seconds(best)):
         return f"{text}; the time of its fit is not recorded."
     if not faster:
         return f"{text}, and no run is cheaper to fit ({seconds(fit_seconds(best))})."
     if unknown := [one for one in faster if one.key not in choice.gaps]:
-        return f"{text}; {_many(len(unknown), 'cheaper run')} cannot be compared with it in pairs."
+        return f"{text}; {_runs(len(unknown), 'cheaper').lower()} cannot be compared with it in pairs."
     return f"{text}, and no cheaper run is within one standard error of it."
 
 
@@ -83,14 +85,14 @@ def calibration(one: Candidate) -> str:
     if off is not None:
         answer = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
         share = f"{100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} %"
-        return f" Its 90 % intervals contain {share} of the test targets: {ONE_SEED if one.one_seed else answer}."
+        return f" Its 90 % intervals cover {share} of the test targets: {ONE_SEED if one.one_seed else answer}."
     return f" Its ECE is {100 * average(ece):.2f} %." if ece and math.isfinite(average(ece)) else ""
 
 
 def cheapest(choice: Choice) -> str:
-    """Write which run is the cheapest to fit among the runs that cannot be told apart from the best run."""
+    """Write which run is the cheapest to fit among the runs that are statistically tied with the best."""
     taken, label, splits = min(choice.tied, key=fit_seconds), _label(choice.metric), choice.best.scores.splits
-    over = f"over {splits} splits" if splits > 1 else "over the test rows"
+    over = f"Over {splits} splits" if splits > 1 else "Over the test rows"
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
@@ -98,13 +100,16 @@ def cheapest(choice: Choice) -> str:
     text = f"{named} fits in {seconds(fit_seconds(taken))}"
     text += f" and predicts 1,000 rows in {seconds(predicts.mean)}" if predicts and math.isfinite(predicts.mean) else ""
     if taken is not choice.best:
-        text += f"; {over} its {label} cannot be told apart from the best ({_of(choice, taken)})"
+        text += f". {over} its {label} is statistically tied with the best ({_of(choice, taken)})"
     faster = choice.faster(taken)
     worse = sum(one.key in choice.gaps for one in faster)
-    text += f"; worse than the best: {_many(worse, 'cheaper run')}" if worse else ""
-    text += f"; not comparable in pairs: {_many(len(faster) - worse, 'cheaper run')}" if worse < len(faster) else ""
+    if worse:
+        all_worse = "is cheaper, but it is" if worse == 1 else "are cheaper, but all of them are"
+        text += f". {_runs(worse)} {all_worse} significantly worse"
+    if worse < len(faster):
+        text += f". {_runs(len(faster) - worse, 'cheaper')} cannot be compared with the best in pairs"
     if len(choice.ordered) > 1 and any(one.method == "constant" for one in choice.tied):
-        text += f". No run is shown to be better than constant: {over} the inputs are not shown to help"
+        text += ". No run is significantly better than constant, so it is not established that the inputs help"
     return f"{text}."
 
 
@@ -129,35 +134,41 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
         group = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
         group = single if best.one_seed or rival.one_seed else group
         group.append(f"{rival.name} ({_gap(gap, metric)})")
-    verbs = {"is worse than": worse, "cannot be told apart from": tied, "is better than": better}
+    verbs = {"is worse than": worse, "is statistically tied with": tied, "is better than": better}
     verbs["differs on one seed from"] = single
     parts = [f"{verb} {', '.join(names)}" for verb, names in verbs.items() if names]
-    answer = "No" if worse else "Not shown" if tied else ONE_SEED.capitalize() if single else "Yes"
+    answer = "No" if worse else "Not established" if tied else ONE_SEED.capitalize() if single else "Yes"
     answer += ", against a plain network" if without else ""
-    of = f"{best.name}, the best of {len(networks)} with a posterior over weights," if len(networks) > 1 else best.name
-    text = f"{answer}: {of} {' and '.join(parts)}." if parts else f"There is no run to compare {best.name} with."
-    return f"{text} There is no run of {', '.join(named[:-1])} or {named[-1]}." if without else text
+    many = f"the best of {len(networks)}"
+    of = f"{best.name}, {many} Bayesian networks," if len(networks) > 1 else best.name
+    corrected = f", after correcting for choosing {many}" if len(networks) > 1 and (worse or tied or better) else ""
+    text = f"{answer}: {of} {' and '.join(parts)}{corrected}." if parts else f"no run can be compared with {best.name}."
+    return f"{text} This comparison has no {', '.join(named[:-1])} or {named[-1]} baseline." if without else text
 
 
 def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
     """Write whether longer fits of a run would help, which other fits were too short, and what more splits bring."""
     name, ended = taken.name, taken.ended
     if taken.optimal:
-        text = f"the fits of {name} end at an optimum, so more time would not help."
+        text = f"No: the fits of {name} end at an optimum."
     elif "chains" in ended:
-        text = f"the Markov chains of {name} are too short, so longer chains may change its scores."
+        text = f"Yes: the Markov chains of {name} have not converged."
     elif late := ended.count("steps"):
         many = f"{late} of {len(ended)} fits of {name}"
-        text = f"{many} used all their steps while their validation score still improved: more steps may help."
+        text = f"Perhaps: {many} used all their steps while their validation score still improved."
     elif "validation" in ended:
-        text = f"early stopping ended the fits of {name}, so more steps would not help."
+        text = f"No: early stopping ended the fits of {name}."
     elif "schedule" in ended:
-        text = f"the fits of {name} ran their fixed number of steps; whether more steps would help is not recorded."
+        text = f"Unknown for {name}, which always runs a fixed number of steps."
     else:
-        text = f"whether longer fits of {name} would help is not recorded."
-    for end, why in (("steps", "still improving at their last step"), ("chains", "with chains that are too short")):
+        text = f"Unknown: how the fits of {name} ended is not recorded."
+    whys = {
+        "steps": "Perhaps for these runs, which still improved",
+        "chains": "Yes for these runs, whose Markov chains",
+    }
+    for (end, why), last in zip(whys.items(), ("at their last step", "have not converged"), strict=True):
         names = [one.name for one in candidates if one is not taken and end in one.ended]
-        text += f" Other runs {why}: {', '.join(names)}." if names else ""
+        text += f" {why} {last}: {', '.join(names)}." if names else ""
     splits, a_split = taken.scores.splits, math.fsum(map(split_seconds, candidates))
     more = min(_MOST_SPLITS - splits, int(3600 / a_split)) if splits > 1 and 0 < a_split < math.inf else 0
     if more > 0:
@@ -178,7 +189,7 @@ def _gap(gap: Difference | None, metric: str) -> str:
     of, measured = metric_of(metric), 1e-6 * abs(gap.mean) < gap.error < math.inf  # a smaller error is rounding
     mean, error, unit = -of.better * gap.mean, gap.error, ""
     if of.percent:
-        mean, error, unit = 100 * mean, 100 * error, " %"
+        mean, error, unit = 100 * mean, 100 * error, " points"
     digits = max(0, 1 - math.floor(math.log10(error))) if measured else 3
     text = f"{_label(metric)} {'−' if mean < 0 else '+'}{abs(mean):,.{digits}f}"
     return f"{text} ± {error:,.{digits}f}{unit}" if math.isfinite(error) else f"{text}{unit}, error unknown"
@@ -197,3 +208,9 @@ def _label(metric: str) -> str:
 
 def _many(count: int, what: str) -> str:
     return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def _runs(count: int, kind: str = "") -> str:
+    """Write a number of runs at the start of a sentence."""
+    number = _NUMBERS[count - 1] if count <= len(_NUMBERS) else f"{count}"
+    return f"{number} {kind} run{'s' if count > 1 else ''}".replace("  ", " ")

@@ -250,7 +250,7 @@ def test_an_unseen_category_is_reported_and_logged(tmp_path: Path, caplog: pytes
     inputs = requested(raw, ["red", "green"])
     assert inputs[:, 1].tolist() == [1.0, -1.0]
     (line,) = unseen(inputs, schema_of(raw))
-    message = "f: a category that the fitted file did not have, in 1 rows, the first 2: taken as one of the"
+    message = "Column f: 1 row has a category not seen in fit (first: row 2), treated as"
     assert line.startswith(message)
     assert caplog.messages == [line], "a server's log has it"
     assert unseen(inputs[:1], schema_of(raw)) == []

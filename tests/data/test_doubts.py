@@ -50,12 +50,12 @@ def inspected(path: Path, frame: pd.DataFrame, by: SplitBy | None = None) -> Pro
 @pytest.mark.parametrize(
     ("kind", "start", "end"),
     [
-        ("group", "ward has 60 values, whose rows have alike targets", "say --split-by group:ward"),
-        ("date", "targets drift along day", "say --split-by date:day"),
+        ("group", "ward has 60 values, whose rows have similar targets", "use --split-by group:ward"),
+        ("date", "targets drift along day", "use --split-by date:day"),
         ("copies", "30 rows are copies of others", 'index=False)"'),
         ("of one feature", "30 rows are copies of others", 'index=False)"'),
         ("repeated", "60 rows have the features of another row and another target", "and --split-by group:same"),
-        ("target", "price nearly tells y alone", "say --leave-out price"),
+        ("target", "price alone nearly determines y", "use --leave-out price"),
     ],
 )
 def test_a_leak_is_doubted_with_its_cure_and_a_clean_twin_is_not(

@@ -35,7 +35,7 @@ def test_columns_are_kept_or_left_out_with_a_reason(file: Path) -> None:
     assert profile.left_out == {
         "kind": "as you said",
         "one": "it has one value",
-        "number": "it counts the rows",
+        "number": "it is a row number",
         "note": "it identifies rows: nearly every row has a different text, such as 'words 0'",
         "copy": "it is equal to area",
     }
@@ -104,7 +104,7 @@ def test_duplicate_images_are_counted(tmp_path: Path) -> None:
     assert profile.remarks == [
         "2 images are copies of others; training and test rows may share them",
         "1 images are in two classes or more",
-        "10 test images are training images, too: scores are too good",
+        "10 test images are training images, too: scores are optimistic",
     ]
     assert (profile.shape, profile.classes, profile.test_rows) == ((1, 5, 5), {"0": 30, "1": 30}, 10)
     assert profile.size().has_test and profile.size().image == (1, 5, 5)

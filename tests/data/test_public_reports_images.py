@@ -158,7 +158,9 @@ def test_damaged_frames_after_the_first_get_a_remark(tmp_path: Path) -> None:
 def test_arrays_that_are_not_read_get_a_remark(tmp_path: Path) -> None:
     test, more = {"x_test": 255 - PIXELS, "y_test": KINDS}, {"x_val": PIXELS, "y_val": KINDS}
     np.savez(tmp_path / "t.npz", x_train=PIXELS, y_train=KINDS, **test, **more)
-    assert inspect_images(tmp_path / "t.npz").remarks == ["left out, as no array of a name that is read: x_val, y_val"]
+    assert inspect_images(tmp_path / "t.npz").remarks == [
+        "dropped arrays with names that add does not read: x_val, y_val"
+    ]
 
 
 def test_left_out_lists_the_files_of_a_folder_that_are_not_predicted(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ FILES: dict[str, tuple[Any, str, Callable[[Profile, Raw], Any], Any]] = {  # cas
         "id,x,y\n" + "".join(f"{i + 1},{i % 7},{'' if i in (5, 50) else i * i % 71}\n" for i in range(120)),
         "y",
         lambda profile, raw: profile.left_out,
-        {"id": "it counts the rows"},
+        {"id": "it is a row number"},
     ),
     "codes are classes whatever their number": (
         "x,y\n" + "".join(f"{i * i % 71},{i % 24:05d}\n" for i in range(120)),
@@ -354,7 +354,7 @@ def test_a_new_value_far_from_the_fitted_values_is_reported(case: list[Any], tmp
     raw = feature(tmp_path, FITTED_CELLS[name])[1]
     inputs = requested(raw, [FITTED_CELLS[name][0], new])
     (line,) = unseen(inputs, schema_of(raw))
-    assert line.startswith(start) and line.endswith("of the fitted file, in 1 rows, the first 2: do the units differ?")
+    assert start in line and line.endswith("(first: row 2). Do the units differ?")
     assert unseen(inputs[:1], schema_of(raw)) == unseen(raw.train.inputs, schema_of(raw)) == []
     older = [{k: v for k, v in column.items() if k != "ends"} for column in schema_of(raw)["columns"]]
     assert unseen(inputs, {**schema_of(raw), "columns": older}) == [], "data prepared earlier have no ends"

@@ -52,7 +52,7 @@ def test_a_users_network_and_weights_run_through_the_whole_graph(tmp_path: Path)
     own_network.write_own(project.folder)
     (project.folder / "params.yaml").write_text(yaml.safe_dump(raw))
     output, rows = repro(project, "trajectory@digits-on")  # a worker is sent the file
-    assert "pretrained: scores are too good if" in output
+    assert "pretrained: scores are optimistic if" in output
     assert {row["method"] for row in rows if row["set"] == "test"} == {"deterministic", "kfac_laplace"}
 
     assert read(project, "digits-mine-deterministic").stdout.strip() == "Categorical (3, 10) 1.0"

@@ -129,7 +129,7 @@ CALLS: list[tuple[Callable[[Fitted], Any], str]] = [
     (lambda fitted: fitted.table.predict_interval(FRAME, 90), r"level must be in \(0, 1\), got 90"),
     (
         lambda fitted: fitted.table.predict_interval(FRAME, conformal=True),
-        "conformal must be set before fit: BayesianRegressor",
+        "conformal intervals and sets need calibration data: create BayesianRegressor",
     ),
     (lambda fitted: fitted.table.joint(FRAME, 7), "rows must divide the 60 rows of X, got 7"),
     (lambda fitted: fitted.table.sample(FRAME, 0), "draws must be > 0, got 0"),

@@ -74,9 +74,9 @@ def test_an_array_keeps_a_column_that_counts_the_rows_and_a_frame_does_not() -> 
     counted = np.stack([np.arange(60.0), np.random.default_rng(0).normal(size=60)], axis=1)
     y = counted.sum(axis=1)
     assert BayesianRegressor("linear").fit(counted, y).left_out_ == {}
-    with pytest.warns(UserWarning, match="left out: column a: it counts the rows"):
+    with pytest.warns(UserWarning, match="dropped column a: it is a row number"):
         model = BayesianRegressor("linear").fit(pd.DataFrame(counted, columns=["a", "b"]), y)
-    assert model.left_out_ == {"a": "it counts the rows"} and model.n_features_in_ == 2
+    assert model.left_out_ == {"a": "it is a row number"} and model.n_features_in_ == 2
     forced = BayesianRegressor("linear", columns={"a": "number"})
     assert forced.fit(pd.DataFrame(counted, columns=["a", "b"]), y).left_out_ == {}
 
@@ -91,11 +91,13 @@ def test_a_gap_or_a_category_unseen_in_fit_is_accepted_with_a_warning() -> None:
     model = BayesianRegressor("linear").fit(X, Y)
     holed = X.astype({"area": float}).copy()
     holed.loc[3, "area"] = np.nan
-    with pytest.warns(UserWarning, match="area: a gap in 1 rows, but fit had no gaps: taken as the median of fit"):
+    with pytest.warns(
+        UserWarning, match="Column area: 1 row has a gap, but fit had none; a gap is treated as the median of fit"
+    ):
         predictions = model.predict(holed)
     filled = holed.assign(area=holed["area"].fillna(float(model.fitted_.predictor().transform.encoding.medians[0])))
     np.testing.assert_array_equal(predictions, model.predict(filled))
-    with pytest.warns(UserWarning, match="made_of: a category that the fitted file did not have, in 120 rows"):
+    with pytest.warns(UserWarning, match="Column made_of: 120 rows have a category not seen in fit"):
         model.predict(X.assign(made_of="straw"))
 
 

@@ -265,8 +265,8 @@ def test_a_model_that_is_worse_than_a_constant_has_a_note() -> None:
     model[0].bias.data = torch.tensor([0.0, 1.0, 0.0])
     labels = torch.tensor([0, 0, 0, 0, 1, 2])
     (note,) = bayesianise(model, "kfac_laplace", [(X, labels)]).notes
-    start = "the weights are right for 17% of the training rows, the most frequent class is right for 67%"
-    assert note.startswith(start) and "check the order of the classes and the units of the inputs" in note
+    start = "this model's predictions are right for 17% of the training rows, and the most frequent class for 67%"
+    assert note.startswith(start) and "are the classes in the same order? Is it trained" in note
 
 
 def test_real_numbers_that_look_like_labels_are_accepted_with_task_regression() -> None:

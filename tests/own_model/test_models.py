@@ -94,7 +94,7 @@ def test_predictions_are_normalised_and_beat_chance_and_their_draws_differ(case:
 @pytest.mark.slow
 def test_chains_start_at_the_model_without_dropout_and_batch_norm_is_refused(case: Case) -> None:
     if isinstance(case.model, ResNet):
-        with pytest.raises(UserError, match=r"sgmcmc needs a model without batch norm, .* got bn1$"):
+        with pytest.raises(UserError, match=r"sgmcmc does not support batch norm.* bn1: replace it by GroupNorm"):
             fitted(case, "sgmcmc", epochs=1)
         return
     posterior = fitted(case, "sgmcmc", epochs=2, chains=1, config={"sampler": {"step_size": {"rate": 1e-12}}})

@@ -79,10 +79,10 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(add: Add) -> None:
         number: area, rooms, feet
         category: made_of, garden
         date: built
-        left out: column one, it has one value
-        left out: column kind, as you said
+        dropped column one: it has one value
+        dropped column kind: as you said
         note: feet orders the rows as area does
-        targets: each split's training rows decide if their logarithms are fitted
+        targets: log-transformed or not, decided on each training split
         21 methods, 5 splits; a network sees 14 numbers a row""".splitlines():
         assert line.strip() in out
     dataset = load().datasets["houses"]
@@ -110,7 +110,7 @@ def test_regression_on_many_rows_has_calibration_rows_by_default(size: Size, sha
 def test_calibration_rows_are_named_and_can_be_refused(add: Add) -> None:
     houses(1_300).to_csv("data/houses.csv", index=False)
     asked = ("houses.csv", "--target", "price", "--methods", "linear")
-    assert "intervals: 10 % of the training rows are in no fit" in add(*asked)
+    assert "calibration: 10 % of the training rows are held out to recalibrate" in add(*asked)
     assert load().datasets["houses"].calibration == 0.1
     assert "calibration" not in Path("params/data/houses.yaml").read_text().splitlines()[1]
     remove("houses")

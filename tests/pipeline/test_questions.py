@@ -127,7 +127,7 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     trust = question_pages.answers(table, "trust")["parts"]
     assert list(trust) == ["images"]
     shown, smallest = trust["images"]["sentences"]
-    assert shown.startswith("Probabilities: 2 of 3 runs are shown to be wrong") and shown.endswith("be wrong: right.")
+    assert shown.startswith("Probabilities: 2 of 3 runs are miscalibrated") and shown.endswith("detected for: right.")
     assert smallest.startswith("Smallest error: right has the smallest adaptive ECE, ")
     (grid,) = trust["images"]["grids"]
     assert grid.head[1:4] == ["Adaptive ECE %", "Adaptive ECE by chance %", "Adaptive ECE p"]
@@ -136,19 +136,19 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
 
     intervals = question_pages.answers(table, "intervals")["parts"]
     distributions, held, thirds, narrowest = intervals["rows"]["sentences"]
-    assert distributions.startswith("Distributions: 1 of 2 runs are shown to be wrong")
+    assert distributions.startswith("Distributions: 1 of 2 runs are miscalibrated")
     assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
     assert thirds.startswith("narrow: 90 % intervals hold ") and thirds.endswith(" third of the widest intervals.")
     assert [remark for remark in table.remarks() if remark == ("warn", f"{thirds[8:-1]}. Runs: v-narrow")]
     assert table.warned == 1
-    assert narrowest.startswith("Narrowest at equal coverage: ") and "cannot be told apart from" in narrowest
+    assert narrowest.startswith("Narrowest at equal coverage: ") and "statistically tied with" in narrowest
     assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
     assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
 
     refuse = question_pages.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
-    assert least.startswith("Lowest cost of refusal: ") and "noisy" not in least
-    assert answered.startswith("Answered: ") and " % of the rows with at most 1 % wrong and " in answered
+    assert least.startswith("Lowest cost of rejection: ") and "noisy" not in least
+    assert answered.startswith("Accepted: ") and " % of the rows with at most 1 % wrong and " in answered
     assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
     assert question_pages.answers(table, "unseen") == {"parts": {}}
 

@@ -77,7 +77,7 @@ def test_remarks_name_coresets_that_do_not_beat_random_images_or_have_none(tmp_p
     assert table_of(made).remarks == [
         "† frepo is no better than random images of its size: krr NLL",
         "† bpc is no better than random images of its size: nn acc. %",
-        "no random_coreset of the same size is under the same protocol, to be beaten: frepo10 (nn)",
+        "no random baseline of the same size to compare with: frepo10 (nn)",
     ]
     better = [run for run in made if run.coreset and run.coreset.key in ("d-random", "d-frepo") and run.method == "nn"]
     assert table_of(better).remarks == []
@@ -156,5 +156,5 @@ def test_a_coreset_of_unknown_size_and_time_shows_dashes_and_has_no_floor(made: 
         grid = table_of([*random, unknown[2]])
         row = next(row for row in grid.rows if row[0].text == "frepo")
         assert [cell.text for cell in row[2:5]] == ["—", "—", "71.00"]
-        none = "no random_coreset of the same size is under the same protocol, to be beaten: frepo (nn)"
+        none = "no random baseline of the same size to compare with: frepo (nn)"
         assert grid.remarks == [none]

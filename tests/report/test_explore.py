@@ -72,7 +72,7 @@ def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_dr
     best, chance, joint = explore.sentences(played())
     mean = played().ends["regret"]["joint"].mean()
     assert best == f"Best: joint with regret {mean:.3g}; all others are worse."
-    assert chance == "Against uniform choices: better joint, single; not told apart slow."
+    assert chance == "Against uniform choices: better joint, single; statistically tied slow."
     gap = played().difference("joint", "single")
     assert gap is not None
     shown = f"better ({gap.mean:+.3g} ± {gap.half:.2g})"
@@ -136,7 +136,7 @@ def test_an_oracle_alone_has_a_table_without_sentences_and_one_problem_gives_no_
     frame = curves(LEVELS)
     game = Played({"name": "wheel"}, AGENTS, frame[frame["seed"] == 0])
     assert game.difference("joint", "chance") is None
-    assert explore.sentences(game)[1] == "Against uniform choices: all not told apart."
+    assert explore.sentences(game)[1] == "Against uniform choices: all statistically tied."
     assert [cell.small for row in explore.grid(game).rows for cell in row[1:]] == [""] * 20
 
 
@@ -163,7 +163,7 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     assert "all others are worse" in page and 'aria-label="d: regret at the end' in page
     assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
-    assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
+    assert "No decision tasks in this report" in (tmp_path / "none" / "explore.html").read_text()
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"
     (tmp_path / "d" / artifacts.MANIFEST).write_text(json.dumps(manifest))

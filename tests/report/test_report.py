@@ -434,4 +434,4 @@ def test_the_page_concludes_which_method_to_take(built):
     assert text.count("<h3>Which one?</h3>") == 2
     ranked = page.ranks(table)
     assert ranked["ranks"].datasets == 2 and {cell.text for cell, _ in ranked["grid"].rows} == {r[0] for r in ROWS}
-    assert f"{ranked['ranks'].first} ranks first; not told apart from it: " in text
+    assert f"{ranked['ranks'].first} ranks first; statistically tied with it: " in text

@@ -269,9 +269,9 @@ def test_weights_worse_than_a_constant_predictor_give_a_warning() -> None:
     images, table = make_tiny_images(), make_table()
     torch.save({k: v.roll(1, 0) if k.startswith("fc.") else v for k, v in resnet_weights().items()}, "turned.pt")
     assert "doubt" not in fitted(images).config and "doubt" not in fitted(table).config
-    assert "check the order of the classes" in fitted(images, weights="turned.pt").config["doubt"]
+    assert "are the classes in the same order?" in fitted(images, weights="turned.pt").config["doubt"]
     line = warnings_of(fitted(table, targets="transformed"), table)[-1]
-    assert "times as wrong as the mean of the training rows: check the units of the targets (key targets)" in line
+    assert "times worse than predicting the mean; are the targets in the same units? Check the key targets" in line
 
 
 def test_code_in_a_file_of_weights_is_not_run(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
             "Run": run,
             "Method": f"`{about['method']}`",
             "Data": f"{source}, split {split}, seed {seed}",
-            "Licence of the data": licence_of(source),
+            "Data licence": licence_of(source),
             **{f"Test {name}": value for name, value in scores_of(run, split, [seed], _SCORES[schema["task"]]).items()},
             "Made at commit": records.read("student", run).get("commit") or "unknown",
             "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),

@@ -244,4 +244,4 @@ def published_constants(source: Source) -> Published | None:
 
 def licence_of(source: str) -> str:
     """Return the licence of a source's data, according to its authors."""
-    return _LICENCES.get(source, "not known here: it is that of the data's own source")
+    return _LICENCES.get(source, "unknown; check the source")

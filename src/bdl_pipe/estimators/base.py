@@ -296,7 +296,10 @@ class BayesianEstimator(TakesRows):
         numbers = [i for i, part in enumerate(self.fitted_.parts) if part.recalibration is not None]
         if not numbers:
             name = type(self).__name__
-            raise ValueError(f"conformal must be set before fit: {name}(…, conformal='split') or 'cross'")
+            raise ValueError(
+                f"conformal intervals and sets need calibration data: create {name}(…, conformal='split') or 'cross', "
+                "and fit again"
+            )
         rows, learnt = self._rows(x), [r for i in numbers if (r := self.fitted_.predictor(i).recalibration)]
         warn_of_few(learnt, rows, level, self.fitted_)
         return rows, numbers, learnt

@@ -35,7 +35,7 @@ class BayesianClassifier(ClassifierMixin, BayesianEstimator):
     """
 
     def fit(self, X: object, y: object, *, groups: object = None, dates: object = None) -> "BayesianClassifier":
-        """Fit the method to all rows, after a fifth of the rows has served to choose when training ends.
+        """Fit to all rows. Early stopping is first tuned on a random 20 % of them.
 
         Args:
             groups: a value for each row, such as a patient. Rows of one value are never on two sides of a split of this

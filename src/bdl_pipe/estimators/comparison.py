@@ -113,7 +113,10 @@ class Comparison:
     @cached_property
     def verdict(self) -> str:
         """A sentence with the best method by NLL, and the methods that do not differ from it by more than chance."""
-        return " ".join(sentences(standings([*self._candidates.values()], self._ratio)))
+        ordered = standings([*self._candidates.values()], self._ratio)
+        folds, tied = ordered[0].candidate.scores.splits, any(one.to_best and not one.to_best.apart for one in ordered)
+        few = [f"{folds} folds are too few to establish a small difference: use cv=5 or more."] if folds < 5 else []
+        return " ".join([*sentences(ordered), *(few if tied else [])])
 
     def plot_reliability(self) -> "Drawing":
         """Plot how often each method is right against its stated probability, for classes or for central intervals.

@@ -151,7 +151,7 @@ def table_profile(
     features = features_of(table, table.column_names, ORIGIN, kinds=kinds, remarks=lint.of_cells)
     if features.left_out and not numbers:
         reasons = "; ".join(f"column {name or 'without a name'}: {why}" for name, why in features.left_out.items())
-        warnings.warn(f"left out: {reasons}", stacklevel=4)
+        warnings.warn(f"dropped {reasons}", stacklevel=4)
     outputs = 1 if targets.values.ndim == 1 else targets.values.shape[1]
     names = (_TARGET,) if outputs == 1 else tuple(f"{_TARGET}_{i}" for i in range(outputs))
     rows, kept = Examples(features.matrix(), targets.values), tuple(features.kinds)
@@ -196,8 +196,9 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
     lines = unseen(coded, columns)
     for column, values in zip(columns, coded.T, strict=True):
         if not column.missing and (gaps := np.isnan(values)).any():
-            way = "taken as no category" if column.kind == "category" else "taken as the median of fit"
-            lines.append(f"{column.name}: a gap in {int(gaps.sum()):,} rows, but fit had no gaps: {way}")
+            way = "no category" if column.kind == "category" else "the median of fit"
+            some = f"{int(gaps.sum()):,} row{'s have' if gaps.sum() > 1 else ' has'} a gap"
+            lines.append(f"Column {column.name}: {some}, but fit had none; a gap is treated as {way}.")
     for line in lines:
         warnings.warn(line, stacklevel=4)
     return coded

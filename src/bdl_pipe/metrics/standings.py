@@ -197,10 +197,11 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
     if not tied:
         texts.append(f"It is better than all others: {over}, the 95 % interval of every difference from it excludes 0.")
     else:
-        worse = f"{len(others) - len(tied)} of {len(others)} others are worse"
-        texts.append(f"{over.capitalize()} it cannot be told apart from {', '.join(tied)}; {worse}.")
+        worse = len(others) - len(tied)
+        rest = f"; {worse} of {len(others)} others are significantly worse" if worse else ""
+        texts.append(f"{over.capitalize()} it is statistically tied with {', '.join(tied)}{rest}.")
     if splits == 1:
-        texts.append("There is one split: other training rows could rank the runs differently.")
+        texts.append("With a single train/test split, another split could give another ranking.")
     if few := sum(one.candidate.one_seed for one in standings):
         texts.append(f"{few} of {len(standings)} runs have one seed, so that no difference from them is established.")
     networks = {one.candidate.network for one in standings if one.candidate.network}

@@ -26,7 +26,7 @@ from ..registry import METHODS, posterior_of
 from ..seeds import Seed, own_settings
 from . import start
 from .module import Registered, register
-from .posterior import About, ModulePosterior, device_of
+from .posterior import About, ModulePosterior, device_of, shapes_of
 from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
 from .start import CHAINS, INDUCING
@@ -120,7 +120,9 @@ def bayesianise(
     seen = [SEEN] if rows.task == "regression" and held is None else []
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
-    about = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes)
+    about = About(
+        method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes, shapes_of(model)
+    )
     posterior = ModulePosterior(inner, transform, about, trunk, data.device)
     return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))
 
@@ -160,7 +162,8 @@ class _Fit:
             return self._distilled(teacher)
         first = start.trajectory(self._model, self._data)
         if "doubt" in first.config and self._setting.epochs is None:
-            self.notes.append(f"{first.config['doubt']} of the inputs, or train the model first (epochs)")
+            cure = "Is it trained, and are the inputs scaled as in training? To train it here, pass epochs=…"
+            self.notes.append(f"{first.config['doubt']} {cure}")
         linearised = self._config.get("predictive", "linearised") == "linearised"
         if self._method.name == "kfac_laplace" and self._config.get("layers") == "all" and linearised:
             start.require_linearisable(first, self._data)

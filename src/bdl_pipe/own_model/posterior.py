@@ -6,7 +6,7 @@ process that reads a state must pass it (:meth:`ModulePosterior.load`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -52,6 +52,7 @@ class About:
         plain_order: whether the model's filters keep the plain memory order.
         config: the method's hyperparameters.
         notes: notes for the user, one line each.
+        shapes: weight of the model -> its shape.
     """
 
     method: str
@@ -62,6 +63,7 @@ class About:
     plain_order: bool
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
+    shapes: dict[str, Any] = field(default_factory=dict)
 
 
 @final
@@ -220,8 +222,7 @@ class ModulePosterior:
         ]
         if about.digest not in {each.config.digest for each in registered}:
             raise ArtifactError(
-                f"{path}: model must be the posterior's model ({about.digest}), got {registered[0].config.digest}: "
-                "the names or shapes of its weights, its settings, its frozen weights or its code differ"
+                f"{path}: this is not the model that the posterior was fitted to: {_difference(model, about.shapes)}"
             )
         return cls.from_state(state, device_of(model))
 
@@ -242,6 +243,24 @@ class ModulePosterior:
 def device_of(model: nn.Module) -> torch.device:
     """Return the device of a model's first weight."""
     return next((weight.device for weight in model.parameters()), torch.device("cpu"))
+
+
+def shapes_of(model: nn.Module) -> dict[str, Any]:
+    """Return the shape of each weight and buffer of a model."""
+    return {name: list(value.shape) for name, value in model.state_dict().items()}
+
+
+def _difference(model: nn.Module, expected: Mapping[str, Any]) -> str:
+    """Return the first difference between a model's weights and ``expected``, or which differences may remain."""
+    shapes = shapes_of(model)
+    for name in dict.fromkeys([*expected, *shapes] if expected else []):
+        if name not in shapes:
+            return f"it has no {name}"
+        if name not in expected:
+            return f"it has {name}, and that model has not"
+        if shapes[name] != expected[name]:
+            return f"{name} has the shape {shapes[name]}, expected {expected[name]}"
+    return "its settings, its code, or weights that the posterior does not store (a frozen trunk) differ"
 
 
 def _about(state: State) -> About:

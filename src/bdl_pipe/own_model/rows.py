@@ -123,8 +123,10 @@ def check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
     labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
     if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
         shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
-        more = "y.long() with a model of two outputs or more" if outputs == 1 else "y.long()"
-        raise DataError(f"train_loader: targets must not be labels as real numbers, got {shown}: {cure}pass {more}")
+        more = "y.long() and a model with an output for each class" if outputs == 1 else "y.long()"
+        raise DataError(
+            f"train_loader: the targets look like class labels stored as floats ({shown}): {cure}pass {more}"
+        )
 
 
 class _Rounding:

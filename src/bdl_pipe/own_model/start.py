@@ -68,7 +68,9 @@ def method_of(name: str) -> Method:
     one_trajectory = student is not None and dict(student.needs) == {"trajectory": "one_to_one"}
     if method.from_model is None and not (one_trajectory and METHODS.module_of(name) is not None):
         needs = "it makes no posterior" if student is None else f"it is made from {_sources(student)}"
-        raise UserError(f"method must be able to start from a model ({', '.join(able())}), got {name}: {needs}")
+        made = f"{'BayesianClassifier' if 'classification' in method.tasks else 'BayesianRegressor'}({name!r})"
+        cure = f"Available: {', '.join(able())}. For {name} use bdl_pipe.{made}"
+        raise UserError(f"bayesianise cannot build {name} from one model: {needs}. {cure}")
     return method
 
 
@@ -205,9 +207,8 @@ def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, 
     layers = model.trunk.module.named_modules()
     norms = [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
     if norms:
-        raise UserError(
-            f"sgmcmc needs a model without batch norm, which makes rows depend on each other, got {norms[0]}"
-        )
+        layers = f"{len(norms)} such layer{'s' if len(norms) > 1 else ''}, the first is {norms[0]}"
+        raise UserError(f"sgmcmc does not support batch norm, and the model has {layers}: replace it by GroupNorm")
     classes = data.task == "classification"
     shape, outputs = data.input_shape, data.outputs
     weights, precision = snapshot(start, -1), None

@@ -30,7 +30,7 @@ from .snapshots import HEAD, Units, begun
 
 _WRAPPERS: Final = ("module", "_orig_mod")  # parts that DataParallel and torch.compile add to names
 _COUNT: Final = "num_batches_tracked"  # a buffer of batch norm, which files of PyTorch before 0.4.1 lack
-_SEEN: Final = "pretrained: scores are too good if its weights were trained on rows that are test rows here"
+_SEEN: Final = "pretrained: scores are optimistic if its weights were trained on rows that are test rows here"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def _summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], confi
     wrappers = [f"{part}." for part in states[0][0].config.get("taken_off", [])]
     removed = f"pretrained: removed {' and '.join(wrappers)} from the names of the weights in {config.weights}"
     doubts = {state.config["doubt"]: None for split in states for state in split if "doubt" in state.config}
-    causes = "of the targets (key targets) and the inputs (the data set's normalise)"
+    causes = "Check the key targets, and the inputs' scale (the data set's normalise)"
     return Summary(warnings=[_SEEN, *[removed] * bool(wrappers), *[f"pretrained: {line} {causes}" for line in doubts]])
 
 

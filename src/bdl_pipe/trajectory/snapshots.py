@@ -208,13 +208,14 @@ def _doubt(misses: Tensor, data: FitData) -> str:
         right, most = 1 - float(misses), float(np.bincount(targets).max() / len(targets))
         if right >= most:
             return ""
-        shares = f"right for {right:.0%} of the training rows, the most frequent class is right for {most:.0%}"
-        return f"the weights are {shares}: check the order of the classes and the units"
+        shares = f"right for {right:.0%} of the training rows, and the most frequent class for {most:.0%}"
+        return f"this model's predictions are {shares}; are the classes in the same order?"
     variance = data.transform.targets(targets, "cpu").double().var(0, correction=0)
     if bool((misses <= variance).all()):
         return ""
     times = float((misses / variance).sqrt().max())
-    return f"the means of the weights are {times:.3g} times as wrong as the mean of the training rows: check the units"
+    worse = f"this model's predictions are {times:.3g} times worse than predicting the mean"
+    return f"{worse}; are the targets in the same units?"
 
 
 def _head(network: Network, weights: Weights, data: FitData, targets: Units, origin: str) -> Weights:

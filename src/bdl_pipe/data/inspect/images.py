@@ -49,7 +49,7 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
     classes = {raw.classes[i]: int(counts[i]) for i in np.argsort(-counts, kind="stable")}
     _require_enough(path, classes)
     if isinstance(source, Npz) and (unread := unread_arrays(path)):
-        remarks.append(f"left out, as no array of a name that is read: {listed(unread)}")
+        remarks.append(f"dropped arrays with names that add does not read: {listed(unread)}")
     remarks += _copies(raw)
     remarks += [f"{a!r} and {b!r} are two classes that differ only in case or blanks" for a, b in twins(raw.classes)]
     tests = 0 if raw.test is None else len(raw.test)
@@ -142,7 +142,7 @@ def _copies(raw: Raw) -> list[str]:
         remarks.append(f"{both:,} images are in two classes or more")
     shared = sum(digest in labels for digest in _digests(raw.test)) if raw.test else 0
     if shared:
-        remarks.append(f"{shared:,} test images are training images, too: scores are too good")
+        remarks.append(f"{shared:,} test images are training images, too: scores are optimistic")
     return remarks
 
 

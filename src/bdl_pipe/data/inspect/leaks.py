@@ -112,7 +112,7 @@ def _tellers(table: Inspected, target: str, answer: np.ndarray) -> Iterator[str]
     least = _TELLS["classification" if table.classes else "regression"]
     for name, values in table.codes.items():
         if tells(values, answer, classes=table.classes) >= least:
-            yield f"{name} nearly tells {target} alone: if it is not known when you predict, say --leave-out {name}"
+            yield f"{name} alone nearly determines {target}: if unknown when you predict, use --leave-out {name}"
 
 
 def _equals(table: Inspected, targets: np.ndarray) -> Iterator[str]:
@@ -182,7 +182,7 @@ def alike(groups: np.ndarray, answers: np.ndarray) -> tuple[float, float]:
 def _groups(table: Inspected) -> Iterator[str]:
     """Remark on the column with the most values that seems to name what several rows are of, such as patients.
 
-    Its rows must have alike targets. And two other columns must be constant within its values, or its name must be that
+    Its rows must have similar targets. Two other columns must be constant within its values, or its name must be that
     of an identifier, or, for a category, a row's nearest row must mostly be of its value.
     """
     found = []
@@ -208,8 +208,8 @@ def _groups(table: Inspected) -> Iterator[str]:
         found.append((len(different), column.name, correlation))
     if found:
         count, name, correlation = max(found)
-        rule = f"has {count:,} values, whose rows have alike targets (intraclass correlation {correlation:.2f})"
-        yield f"{name} {rule}: if you predict rows of other values, say --split-by group:{name}"
+        rule = f"has {count:,} values, whose rows have similar targets (intraclass correlation {correlation:.2f})"
+        yield f"{name} {rule}: if you predict rows of other values, use --split-by group:{name}"
 
 
 def _is_constant(values: np.ndarray, groups: np.ndarray) -> bool:
@@ -267,7 +267,7 @@ def _drifts(table: Inspected) -> Iterator[str]:
         if correlation >= _DRIFT and log_p <= _SIGNIFICANCE:
             share = f"tenths of the rows explain {100 * correlation:.0f} % of a linear model's errors"
             rule = f"targets drift along {column.name} ({share})"
-            yield f"{rule}: if you predict later rows, say --split-by date:{column.name}"
+            yield f"{rule}: if you predict later rows, use --split-by date:{column.name}"
 
 
 def _residuals(table: Inspected, name: str, rows: np.ndarray) -> np.ndarray:

@@ -100,8 +100,8 @@ class Profile:
             of = "the latest rows are tested, and validation and calibration rows precede them" if by.date else of
             lines.append(f"  split by {by.column}, {len(np.unique(self.raw.train.units)):,} values: {of}")
         if self.without_target:
-            lines.append(f"  left out: {self.without_target:,} rows without a target")
-        lines += [f"  left out: column {column or 'without a name'}, {why}" for column, why in self.left_out.items()]
+            lines.append(f"  dropped {self.without_target:,} rows without a target")
+        lines += [f"  dropped column {column or 'without a name'}: {why}" for column, why in self.left_out.items()]
         lines += [f"  note: {remark}" for remark in self.remarks]
         if self.classes:
             counts = [f"{label} {count:,}" for label, count in self.classes.items()]

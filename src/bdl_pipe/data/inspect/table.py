@@ -73,7 +73,7 @@ def inspect_table(
         values, classes = _classes(answers, table.num_rows)
         counts = dict(zip(classes, np.bincount(values, minlength=len(classes)).tolist(), strict=True))
         if answers[0].kind == "text" and (why := kinds.refusal(answers[0])):
-            remarks.append(f"{targets[0]}: {why}; as they are, they are classes")
+            remarks.append(f"{targets[0]}: {why}; now they are read as classes")
     else:
         values, classes, counts = _targets(answers), (), {}
         remarks += lint.of_targets(targets, values)
@@ -95,7 +95,7 @@ def inspect_table(
     remarks += lint.of_rows(features, answers_by_name, path)
     doubts = leaks.doubts(features, answers_by_name, path, classes=task == "classification", split=by is not None)
     named = {line.partition(" ")[0] for line in remarks}
-    remarks += [line for line in doubts if " nearly tells " not in line or line.partition(" ")[0] not in named]
+    remarks += [line for line in doubts if " nearly determines " not in line or line.partition(" ")[0] not in named]
     source = Table(
         origin,
         tuple(targets),
@@ -219,7 +219,7 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
     """Return the targets of regression [n, output].
 
     Raises:
-        DataError: a target is not a number, is not finite, does not vary, or counts the rows.
+        DataError: a target is not a number, is not finite, does not vary, or is a row number.
     """
     outputs = []
     for cells in answers:
@@ -232,6 +232,6 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
         if np.ptp(values) == 0:
             raise DataError(f"{column} must vary, got {values[0]:g} in every row")
         if kinds.counts_rows(values, len(values)):
-            raise DataError(f"{column} counts the rows; choose another target")
+            raise DataError(f"{column} is a row number; choose another target")
         outputs.append(values)
     return np.stack(outputs, axis=1)

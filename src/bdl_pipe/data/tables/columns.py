@@ -201,16 +201,18 @@ def unseen(inputs: np.ndarray, columns: Sequence[Column]) -> list[str]:
         new = values == UNSEEN if is_category else (values < low - span) | (values > high + span)
         if not new.any():
             continue
-        where = f"in {int(new.sum()):,} rows, the first {int(np.argmax(new)) + 1}"
+        count = int(new.sum())
+        where = f"{count:,} row{' has' if count == 1 else 's have'}"
+        first = f"(first: row {int(np.argmax(new)) + 1})"
         if is_category:
-            way = "taken as one of the rare categories or, if there are none, as no category"
-            lines.append(f"{column.name}: a category that the fitted file did not have, {where}: {way}")
+            way = "treated as 'rare' or, if fit had no rare ones, as no category"
+            lines.append(f"Column {column.name}: {where} a category not seen in fit {first}, {way}.")
         else:
             numbers = (float(values[np.argmax(new)]), low, high)
             is_date = column.kind == "date"
             texts = [str(np.datetime64(int(value), "D")) if is_date else f"{value:.6g}" for value in numbers]
-            rule = f"{texts[0]} is far from {texts[1]} to {texts[2]} of the fitted file"
-            lines.append(f"{column.name}: {rule}, {where}: do the units differ?")
+            rule = f"a value such as {texts[0]}, far from {texts[1]} to {texts[2]} in fit"
+            lines.append(f"Column {column.name}: {where} {rule} {first}. Do the units differ?")
     return lines
 
 

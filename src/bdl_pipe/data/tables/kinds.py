@@ -156,7 +156,7 @@ def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, 
             return f"{share:.0%} of its cells are {rule}"
         reason = mixed_dates(cells) or amounts(cells.filled)
         return reason or f"it identifies rows: nearly every row has a different text, such as {word}"
-    return "it counts the rows" if column.kind == "number" and is_whole and counts_rows(filled, rows) else ""
+    return "it is a row number" if column.kind == "number" and is_whole and counts_rows(filled, rows) else ""
 
 
 def counts_rows(values: np.ndarray, rows: int) -> bool:

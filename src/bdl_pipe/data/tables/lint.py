@@ -100,9 +100,9 @@ def _of_texts(cells: Cells) -> Iterator[str]:
         rule = f"numbers and the others are texts such as {short(no_number(filled))}: it is a category"
         yield f"{share:.0%} of its cells are {rule}; write gaps as empty cells"
     if dates := mixed_dates(cells):
-        yield f"{dates}; as it is, it is a category"
+        yield f"{dates}; now it is read as a category"
     elif dressed := amounts(filled):
-        yield f"{dressed}; as they are, they are categories"
+        yield f"{dressed}; now they are read as categories"
     if pairs := twins(filled.unique().to_pylist()):
         more = f", and {len(pairs) - 1} more pairs" if len(pairs) > 1 else ""
         first, second = pairs[0]

@@ -259,7 +259,8 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     alone = sum(one.tied(group) == [first] for one in runs)
     among = sum(first in one.tied(group) for one in runs)
     text = f"On {group} sets ({sets}), {label_of(first)} has the largest mean AUROC, {100 * means[first]:.1f} %"
-    text += f": in {alone} of {len(runs)} runs it wins by more than chance, in {among} no score is shown to be better."
+    text += f": it is significantly the best score in {alone} of {len(runs)} runs"
+    text += f", and no score is significantly better in {among}."
     gaps = dict[str, Difference | None]()
     for score in shared:
         both = [of for of in figures if {first, score} <= of.keys()]
@@ -271,9 +272,9 @@ def sentence(results: Sequence[Result], group: Group) -> str:
     apart = {score: gap for score, gap in gaps.items() if gap is not None and gap.apart}
     near = [label_of(score) for score in gaps if score not in apart]
     if near:
-        return f"{text} Over all runs, it cannot be told apart from {', '.join(near)}."
+        return f"{text} Over all runs, it is statistically tied with {', '.join(near)}."
     if not apart:
         return text
     second = min(apart, key=lambda score: apart[score].mean)
     beside = f"{label_of(second)} by {100 * apart[second].mean:.1f} ± {100 * apart[second].error:.1f} points"
-    return f"{text} Over all runs, it beats every other score by more than chance: the next best is {beside}."
+    return f"{text} Over all runs, it is significantly better than every other score: the next best is {beside}."
