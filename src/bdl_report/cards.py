@@ -48,7 +48,7 @@ def cards(candidates: Sequence[Candidate], warnings: Sequence[str], absent: int)
     limits += ["One split: other training rows could give another order."] if nll.best.scores.splits == 1 else []
     limits += [f"{absent} runs have no result."] if absent else []
     count = f"{len(warnings)} warning{'s' if len(warnings) != 1 else ''}" if warnings else "no warning from a fit"
-    cheapest = cheap.name if not nll.best.one_seed else "not established"
+    cheapest = cheap.name if not nll.best.few_seeds else "not established"
     return [
         Card("Best", nll.best.name, best),
         Card("Cheapest that ties", cheapest, ties),
@@ -65,7 +65,7 @@ def _standing(choice: Choice) -> str:
     """Write whether the best run is shown to be better than the others."""
     if len(choice.ordered) == 1:
         return "the only run"
-    if choice.best.one_seed or not choice.gaps:
+    if choice.best.few_seeds or not choice.gaps:
         return OPEN
     tied = len(choice.tied) - 1
     if not tied and len(choice.gaps) == len(choice.ordered) - 1:

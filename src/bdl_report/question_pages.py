@@ -4,6 +4,7 @@ The page of unseen rows has every OOD score on every set; the stage ``scores`` c
 that ``evaluate`` stores, and they are read here.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -120,12 +121,14 @@ def unseen(table: Table) -> Answer:
 
 
 def _of_group(table: Table, results: Sequence[Result], group: Group, metric: str) -> Grid:
-    """Return the table of runs by scores, averaged over a group's sets; each run's best AUROC scores are bold."""
-    scores, rows = scores_in(results), list[list[Cell]]()
-    for one in results:
-        figures_of_run = one.figures.get(group, {})
-        best = set(one.tied(group)) if figures_of_run and metric == "auroc" else set[str]()
-        rows.append([_cell(figures_of_run.get(score), metric, best=score in best) for score in scores])
+    """Return the table of runs by scores, averaged over a group's sets; the best run by a score is bold."""
+    scores, found, by_score = scores_in(results), [one.figures.get(group, {}) for one in results], list[list[Cell]]()
+    for score in scores:
+        means = [of[score].mean(metric) * (1 if metric == "auroc" else -1) if score in of else math.nan for of in found]
+        different = {mean for mean in means if not math.isnan(mean)}
+        best = max(different) if len(different) > 1 else math.nan
+        by_score.append([_cell(of.get(score), metric, best=m == best) for of, m in zip(found, means, strict=True)])
+    rows = [[column[i] for column in by_score] for i in range(len(found))]
     sets = ", ".join(dict.fromkeys(name for one in results for name in one.sets.get(group, ())))
     title = f"{SHOWN[metric]} by each score, on {group} sets ({sets})"
     return columns.by_run(table, [label_of(score) for score in scores], rows, title=title)

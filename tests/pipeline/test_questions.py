@@ -19,6 +19,7 @@ from bdl_report import RunInfo, columns, question_pages, tables
 from pipeline.core import places
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
+from tests.report.report_cases import of_values, write_run
 from tests.report.test_report import Page
 
 CLASSES, ROWS = 4, 400
@@ -138,12 +139,13 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     distributions, held, thirds, narrowest = intervals["rows"]["sentences"]
     assert distributions.startswith("Distributions: 1 of 2 runs are miscalibrated")
     assert held.startswith("90 % intervals: ") and "agrees with 90 %" in held
-    assert thirds.startswith("narrow: 90 % intervals hold ") and thirds.endswith(" third of the widest intervals.")
+    assert thirds.startswith("narrow: 90 % intervals cover ") and thirds.endswith(" third of the widest intervals.")
     assert [remark for remark in table.remarks() if remark == ("warn", f"{thirds[8:-1]}. Runs: v-narrow")]
     assert table.warned == 1
     assert narrowest.startswith("Narrowest at equal coverage: ") and "statistically tied with" in narrowest
-    assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
-    assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
+    assert intervals["images"]["figures"] == []
+    levels, *histograms = intervals["rows"]["figures"]
+    assert len(histograms) == 2 == len(levels.names) and "0 outside of the band of chance" in histograms[0].alt
 
     refuse = question_pages.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
@@ -153,12 +155,22 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     assert question_pages.answers(table, "unseen") == {"parts": {}}
 
 
+def test_probabilities_that_one_of_three_tests_finds_wrong_are_miscalibrated(tmp_path: Path) -> None:
+    """The smallest p-value counts three times; without that, the control, the run with .02 would be miscalibrated."""
+    ps, errors = ("ece_adaptive_p", "ece_class_wise_p", "ece_smooth_p"), ("ece_adaptive", "ece_adaptive_expected")
+    made = {"class_wise": (0.4, 0.005, 0.3), "fine": (0.02, 0.5, 0.6)}
+    of = {name: of_values(dict.fromkeys(errors, 0.01) | dict(zip(ps, p, strict=True))) for name, p in made.items()}
+    table = tables.gather([write_run(tmp_path, "d", name, "s", values) for name, values in of.items()])
+    (shown, _) = question_pages.answers(table, "trust")["parts"]["d"]["sentences"]
+    assert "1 of 2 runs are miscalibrated" in shown and shown.endswith("detected for: fine.")
+
+
 def test_pages_are_well_formed_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
     bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     names = {path.name for path in (tmp_path / "out").glob("*.html")}
     for name in names:
         page = Page((tmp_path / "out" / name).read_text())
-        assert page.open == [] and {url for url in page.urls if url[0] not in "#d"} == names
+        assert page.open == [] and {url for url in page.urls if url[0] not in "#d"} == {*names, "vega.js"}
         ids = [facts["id"] for _, facts in page.tags if "id" in facts]
         assert len(ids) == len(set(ids))
     assert "No run of this report has scores for this question." in (tmp_path / "out/unseen.html").read_text()
@@ -213,7 +225,7 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
     for sentence, group, sets in zip(page, ("near", "far"), ("held_out", "noise"), strict=True):
         assert sentence.startswith(f"{group.capitalize()} sets ({sets}): ")
         assert sentence.lower().count(f"{group} sets") == 1 and " on " not in sentence.lower()
-        assert " has the largest mean AUROC, " in sentence and " of 2 runs it wins" in sentence
+        assert " has the largest mean AUROC, " in sentence and " of 2 runs, and no score" in sentence
     near, far, *rates = grids[:4]
     assert [grid.title.split(" by each score, on ") for grid in (near, far, *rates)] == [
         [metric, sets] for metric in ("AUROC %", "FPR95 %") for sets in ("near sets (held_out)", "far sets (noise)")
@@ -229,14 +241,13 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
         assert bare["Entropy"].value == pytest.approx(np.mean(areas["bare"]), rel=1e-9)
         assert bare["Entropy"].figure == f"{np.mean(areas['bare']):.1f} ± {abs(np.diff(areas['bare'])[0]) / 2:.1f}"
         assert bare["Energy"].text == bare["Nearest neighbours"].text == columns.NOTHING
-        assert whole["Nearest neighbours"].best and not whole["Entropy"].best
-        for cells in (whole, bare):
-            assert max(cells.values(), key=lambda cell: cell.value or 0).best
+        assert not whole["Nearest neighbours"].best, "no other run has this score"
+        assert whole["Entropy"].best is (whole["Entropy"].value > bare["Entropy"].value) is not bare["Entropy"].best
     for grid in rates:
         whole, bare = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
         assert whole["Entropy"].value is not None and whole["Entropy"].small == "", "one fit has no error"
         assert bare["Entropy"].small.startswith("± ")
-        assert not any(cell.best for cell in (*whole.values(), *bare.values()))
+        assert whole["Entropy"].best is (whole["Entropy"].value < bare["Entropy"].value)
 
 
 def auroc(inside: Rows, outside: Rows) -> float:
