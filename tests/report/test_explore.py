@@ -160,7 +160,8 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     assert "all others are worse" in page and 'aria-label="d: regret by rounds' in page
     assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
-    assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
+    assert not (tmp_path / "none" / "explore.html").exists()
+    assert "explore.html" not in (tmp_path / "none" / "trust.html").read_text()
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"
     (tmp_path / "d" / artifacts.MANIFEST).write_text(json.dumps(manifest))

@@ -29,7 +29,7 @@ from tests.report.report_cases import (
 )
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
-PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
+PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen")}
 FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
 
 
