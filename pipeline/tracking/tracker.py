@@ -196,9 +196,9 @@ class Tracker:
     def _keep_report(self) -> None:
         page = places.REPORT / "index.html"
         if self._parent and page.is_file():  # MLflow shows one file alone
-            text, script = page.read_text(encoding="utf-8"), page.with_name("vega.js")
+            text, script = page.read_text(encoding="utf-8"), places.REPORT / "pages/vega.js"
             for code in [script.read_text(encoding="utf-8")] if script.is_file() else []:
-                text = text.replace('<script src="vega.js"></script>', f"<script>{code}</script>")
+                text = text.replace('<script src="pages/vega.js"></script>', f"<script>{code}</script>")
             self._client.log_text(self._parent, text, page.name)
 
     def _project(self, runs: Sequence[StageRun]) -> None:

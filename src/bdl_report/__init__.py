@@ -1,6 +1,7 @@
 """The comparison of runs, from stored tables only: a folder of tables and pages, and tables in a terminal.
 
-``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json`` and the pages, ``index.html``.
+``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json``, ``index.html`` and the folder
+``pages``: a page for each question that the stored scores answer, and the script that draws the figures.
 Restyling it needs no fit; equal inputs give equal bytes.
 """
 
@@ -57,9 +58,10 @@ def build(
         (folder / "metrics.json").write_text(
             json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
+        (folder / "pages").mkdir()
         for name, html in page.render(table, provenance, dpi).items():
             (folder / name).write_text(html, encoding="utf-8")
-        shutil.copyfile(page.VEGA, folder / page.VEGA.name)
+        shutil.copyfile(page.VEGA, folder / "pages" / page.VEGA.name)
 
 
 def headlines(table: tables.Table) -> list[Grid]:
@@ -72,7 +74,7 @@ def headlines(table: tables.Table) -> list[Grid]:
 def _elsewhere(table: tables.Table) -> str:
     """Name the page of AUROC by other scores, if a run has some: the headline tables show only the default score."""
     more = {of.score for of in table.quantities() if of.score} - {DEFAULT_SCORE}
-    return f"\nAUROC here is by {DEFAULT_SCORE}; unseen.html has it by every score, set by set.\n" if more else ""
+    return f"\nAUROC here is by {DEFAULT_SCORE}; pages/unseen.html has it by every score, set by set.\n" if more else ""
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:

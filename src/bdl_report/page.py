@@ -216,18 +216,17 @@ def index(table: Table) -> Data:
 
 
 def decisions(table: Table) -> Data:
-    """Return the sentences, curves and table of each decision that has been played."""
+    """Return the sentences, curves and table of each decision that has been played; None if none has."""
     parts = dict[str, Mapping[str, object]]()
     for key, place in table.decisions.items():
         if (played := explore.read(place)) is not None:
-            drawn = explore.drawn(played, key)
             parts[key] = {
                 "sentences": explore.sentences(played),
-                "figures": drawn,
+                "figures": explore.drawn(played, key),
                 "grids": [explore.grid(played)],
                 "table": None,
             }
-    return {"parts": parts}
+    return {"parts": parts} if parts else None
 
 
 PAGES: Final = (
@@ -241,14 +240,20 @@ PAGES: Final = (
 
 
 def render(table: Table, provenance: Mapping[str, object], dpi: int) -> dict[str, str]:
-    """Return the HTML of each page, by the name of its file.
+    """Return the HTML of each page that has data, by its path: the index, and the others below ``pages``.
 
     Args:
         provenance: facts for the page's head, in order; only these and the run records differ between equal runs.
         dpi: CSS pixels per inch of a figure.
     """
-    common = {"provenance": provenance, "dpi": dpi, "pages": PAGES, "config": charts.CONFIG}
-    return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
+    pages = [(page, data) for page in PAGES if (data := page.data(table)) is not None]
+    common = {"table": table, "provenance": provenance, "dpi": dpi, "config": charts.CONFIG}
+    common |= {"pages": [page for page, _ in pages]}
+    return {_place(page): _html(page, data, **common) for page, data in pages}
+
+
+def _place(page: Section) -> str:
+    return f"{page.name}.html" if page.name == "index" else f"pages/{page.name}.html"
 
 
 def markdown(grids: Sequence[Grid]) -> str:
@@ -256,10 +261,11 @@ def markdown(grids: Sequence[Grid]) -> str:
     return _TEMPLATES.get_template("tables.md").render(grids=grids)
 
 
-def _rendered(sections: Sequence[Section], table: Table, **more: object) -> list[tuple[Section, str]]:
+def _rendered(sections: Sequence[Section], table: Table) -> list[tuple[Section, str]]:
     """Return the HTML of the sections that have data."""
-    with_data = [(section, data) for section in sections if (data := section.data(table)) is not None]
-    return [
-        (section, _TEMPLATES.get_template(f"{section.name}.html").render(data, section=section, table=table, **more))
-        for section, data in with_data
-    ]
+    found = ((section, section.data(table)) for section in sections)
+    return [(section, _html(section, data, table=table)) for section, data in found if data is not None]
+
+
+def _html(section: Section, data: Mapping[str, object], **common: object) -> str:
+    return _TEMPLATES.get_template(f"{section.name}.html").render(data, section=section, **common)

@@ -43,15 +43,15 @@ class Page:
     draw: Callable[[Table], Drawn]
 
 
-def answers(table: Table, question: Question) -> Mapping[str, object]:
-    """Return a page's contents for each data set that has scores for its question."""
+def answers(table: Table, question: Question) -> Mapping[str, object] | None:
+    """Return a page's contents for each data set that has scores for its question; None if none has."""
     page, parts = PAGES[question], {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done
         sentences, grids = page.answer(part)
         if grids:
             parts[dataset] = {"sentences": sentences, "figures": page.draw(part), "grids": grids, "table": part}
-    return {"parts": parts}
+    return {"parts": parts} if parts else None
 
 
 def by_metrics(table: Table, question: Question) -> Answer:

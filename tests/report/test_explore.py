@@ -158,12 +158,13 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pandas(curves(LEVELS), preserve_index=False), folder / "curves.parquet")
     places = {"d": tmp_path / "d", "later": tmp_path / "later"}
     bdl_report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
-    page = (tmp_path / "report" / "explore.html").read_text()
+    page = (tmp_path / "report/pages/explore.html").read_text()
     assert '<section id="d">' in page and "later" not in page
     assert "all others are worse" in page and 'aria-label="d: regret at the end' in page
-    assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
+    assert 'href="pages/explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
-    assert "No decision tasks in this report" in (tmp_path / "none" / "explore.html").read_text()
+    assert [path.name for path in (tmp_path / "none/pages").iterdir()] == ["vega.js"]
+    assert "explore.html" not in (tmp_path / "none/index.html").read_text()
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"
     (tmp_path / "d" / artifacts.MANIFEST).write_text(json.dumps(manifest))

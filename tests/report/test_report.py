@@ -30,8 +30,8 @@ from tests.report.report_cases import (
 )
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
-PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
-FILES = PAGES | {"vega.js", "comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
+LINKS = {"index.html", "pages/trust.html", "pages/unseen.html", "pages/vega.js"}
+FILES = LINKS | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ class Page(HTMLParser):
 
 def test_the_report_has_exactly_its_files_and_the_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     root, *_ = built
-    assert {f.name for f in (root / "report").iterdir()} == FILES
+    assert {str(f.relative_to(root / "report")) for f in (root / "report").rglob("*.*")} == FILES
     assert not [f for f in root.iterdir() if f.name.startswith(".")], "a temporary folder is left"
     with open(root / "report/comparison.csv", newline="") as file:
         rows = list(csv.reader(file))
@@ -136,7 +136,7 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     text = (built[0] / "report/index.html").read_text()
     parsed = Page(text)
     assert parsed.open == []
-    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == PAGES | {"vega.js"}
+    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == LINKS
     assert "://" not in text and "@import" not in text and "url(//" not in text
     for run in built[1]:
         assert f'title="{run.key}"' in text
@@ -166,7 +166,7 @@ def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
     text = page.render(table, {}, 80)["index.html"]
     assert "<h3>Another &lt;section&gt;</h3>" in text and "<title>Another page</title>" in text
-    assert text.count('<a href="index.html">') == 2 and text.count('<a href="refuse.html">') == 1
+    assert text.count('<a href="index.html">') == 2 and "pages/unseen.html" not in text
 
 
 def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
@@ -271,9 +271,12 @@ def test_equal_inputs_give_equal_files_and_another_commit_changes_the_index_alon
     _, runs = built
     for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
         bdl_report.build(runs[7:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
-    a, b, c = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in "abc")
+    a, b, c = (
+        {n: (tmp_path / name / n).read_bytes() for n in ("index.html", "pages/vega.js", *FILES - LINKS)}
+        for name in "abc"
+    )
     assert a == b
-    assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
+    assert {name for name in a if a[name] != c[name]} == {"index.html"}
 
 
 def test_a_run_without_results_is_a_row_of_dashes_and_a_note(tmp_path):
@@ -307,11 +310,11 @@ def test_a_failed_build_leaves_the_old_report_unchanged_and_a_truncated_file_is_
     """A report is replaced in the same way as artifacts, which test_artifacts.py tests; here a page fails to render."""
     runs, out = [write_run(tmp_path, "d", "m", "s", of_values({"accuracy": 0.5}))], tmp_path / "out"
     bdl_report.build(runs, out, provenance={"commit": "old"}, dpi=80)
-    before = {f.name: f.read_bytes() for f in out.iterdir()}
+    before = {f.name: f.read_bytes() for f in out.rglob("*.*")}
     monkeypatch.setattr(page, "render", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bdl_report.build(runs, out, provenance={"commit": "new"}, dpi=80)
-    assert {f.name: f.read_bytes() for f in out.iterdir()} == before
+    assert {f.name: f.read_bytes() for f in out.rglob("*.*")} == before
     assert not list(tmp_path.glob(".*"))
     (runs[0].evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
@@ -334,7 +337,7 @@ def test_every_ood_score_has_columns_and_the_comparison_refers_to_them_if_there_
     assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
-    assert lines[-2:] == ["", "AUROC here is by max_prob; unseen.html has it by every score, set by set."]
+    assert lines[-2:] == ["", "AUROC here is by max_prob; pages/unseen.html has it by every score, set by set."]
     lines, grid = built(("auroc", "max_prob"))
     assert not any("unseen" in line for line in lines)
 
