@@ -11,7 +11,7 @@ from bdl_pipe.scores import Quantity
 from .choice import Choice, choose, fit_seconds, loss
 
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
-OPEN: Final = f"not established: on one split, give the runs {SEEDS} seeds"
+OPEN: Final = f"not established (one split, fewer than {SEEDS} seeds)"
 
 
 class Card(NamedTuple):
@@ -41,9 +41,12 @@ def cards(candidates: Sequence[Candidate], warnings: Sequence[str], absent: int)
     price, predicts = [f"{cheap.name} fits in {seconds(fit_seconds(cheap))}"], cheap.scores.estimate(_PREDICT)
     if predicts is not None:
         price.append(f"predicts 1,000 rows in {seconds(predicts.mean)}")
-    ties = [f"{', '.join(price)}.", "It is the best run itself." if cheap is nll.best else "Tied with the best by NLL."]
+    ties = [
+        f"{', '.join(price)}.",
+        "It has the best NLL itself." if cheap is nll.best else "Tied with the best by NLL.",
+    ]
     if unknown := [one for one in nll.ordered[1:] if one.key not in nll.gaps]:
-        ties.append(f"{len(unknown)} runs have too few seeds to tie.")
+        ties.append(f"Whether {len(unknown)} others tie is not established (fewer than {SEEDS} seeds).")
     limits = [f"The best of {len(nll.ordered)} runs by its own test score: the score is optimistic."]
     limits += ["One split: other training rows could give another order."] if nll.best.scores.splits == 1 else []
     limits += [f"{absent} runs have no result."] if absent else []

@@ -151,7 +151,9 @@ def differences(table: Table, standings: Sequence[Standing]) -> Chart:
         rows.append(of_run(table, key, **row, beyond=f"{mean:+.2f} →" if mean > end else ""))
     inside = [row for row in rows if not row["beyond"]]
     low, high = min(row["low"] for row in inside), max(row["high"] for row in inside)
-    x = axis("mean", "NLL minus the best NLL", scale={"domain": [low, high + 0.04 * (high - low)], "nice": True})
+    x = axis(
+        "mean", "NLL minus the best NLL", scale={"domain": [low - 0.02 * (high - low), high + 0.04 * (high - low)]}
+    )
     y = {"field": "name", "type": "nominal", "sort": [row["name"] for row in rows], "title": None}
     both = {"y": y, "color": _COLOUR, **tooltip(nll="NLL", difference="difference", interval="95 % interval")}
     layers: list[Mapping[str, Any]] = [
@@ -347,7 +349,7 @@ def coverage(table: Table, counts: Mapping[str, "pd.Series"]) -> Chart:
         bins, half = count.to_numpy(np.float64) / count.sum(), len(count) // 2
         levels = range(half + 1)
         points[key] = [(2 * k / len(bins), float(bins[half - k : len(bins) - half + k].sum()), 0.0) for k in levels]
-    titles = ("How many targets do central intervals cover?", "level of the interval", "share of targets inside")
+    titles = ("Coverage of central intervals", "level of the interval", "share of targets inside")
     at = (len(next(iter(counts.values()))) - 2) / len(next(iter(counts.values())))
     return lines(
         runs(table, points),
@@ -389,7 +391,7 @@ def rejection(table: Table, bins: Mapping[str, "pd.DataFrame"]) -> Chart | None:
         },
         {"mark": {"type": "tick", "color": "var(--ink)"}, "encoding": {**shown, "x": x | {"field": "all"}}},
     ]
-    slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "Cheap mistakes to expensive mistakes "}
+    slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "Cost of a wrong answer "}
     text = f"'A wrong answer costs ' + format({[round(c, 2) for c in costs]}[at], '.3~g') + ' rejections'"
     ends = [(row["name"], row["cost"]) for row in rows if row["at"] == last]
     alt = f"Mean cost of a row if a wrong answer costs {costs[-1]:.3g} rejections: {listed(ends)}"

@@ -77,7 +77,7 @@ def risk(table: Table) -> Drawn:
     points = {key: [(100 * x, y * (100 if wrong else 1), 0.0) for x, y in of.items()] for key, of in risks.items()}
     what = "wrong answers among the accepted, %" if wrong else "mean squared error of the accepted"
     titles, alt = (
-        ("How much goes wrong if the least certain rows are rejected?", "accepted rows, %", what),
+        ("Risk of the accepted rows", "accepted rows, %", what),
         f"{what}, at 80 %",
     )
     drawn = (
