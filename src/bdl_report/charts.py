@@ -46,13 +46,9 @@ CONFIG: Final = {
     "text": {"color": "var(--ink)", "fontSize": 11},
     "rule": {"color": MUTED},
 }
-_COLOUR: Final = {"field": "colour", "type": "nominal", "scale": None}
-_SHOWN: Final = (
-    {"filter": "!(datum.coreset && indexof(hidden, 'coreset') >= 0)"},
-    {"filter": "!(datum.untied && indexof(hidden, 'untied') >= 0)"},
-)
-_LINEAR: Final = 0.01  # Above this value the axis of a difference of probabilities is logarithmic.
+_DOT: Final = {"type": "point", "filled": True, "opacity": 1}
 _DASHES: Final = [[1, 0], [7, 3], [2, 2]]
+_LINEAR: Final = 0.01  # Above this value the axis of a difference of probabilities is logarithmic.
 Rows = list[dict[str, Any]]
 
 
@@ -79,14 +75,32 @@ def chart(layers: Sequence[Mapping[str, Any]], rows: Rows, title: Any, alt: str,
     """Return a figure of layers, as wide as its place on the page.
 
     Args:
-        more: fields of :class:`Chart`, and ``params``, ``transform`` and ``height`` of the specification.
+        more: fields of :class:`Chart`, and ``params``, ``only`` and ``height`` of the specification.
     """
-    own = {"height": more.pop("height", 260), "autosize": {"type": "fit-x", "contains": "padding"}}
-    params = [{"name": "hidden", "value": []}, *more.pop("params", ())]
+    kinds = [{"filter": f"!(datum.{kind} && indexof(hidden, '{kind}') >= 0)"} for kind in ("coreset", "untied")]
     data = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    spec = {"title": title, "description": alt, "width": "container", "data": {"values": data}, "params": params}
-    spec |= {"transform": [*_SHOWN, *more.pop("transform", ())], "layer": layers}
-    return Chart(spec | own, alt, **more)
+    spec = {"title": title, "description": alt, "width": "container", "height": more.pop("height", 260)}
+    spec |= {"autosize": {"type": "fit-x", "contains": "padding"}, "data": {"values": data}, "layer": layers}
+    spec |= {"transform": [*kinds, *({"filter": one} for one in more.pop("only", ()))]}
+    spec |= {"params": [{"name": "hidden", "value": []}, *more.pop("params", ())]}
+    return Chart(spec, alt, **more)
+
+
+def layer(
+    mark: str | Mapping[str, Any], only: str = "", told: Mapping[str, str] | None = None, **encoding: Any
+) -> dict[str, Any]:
+    """Return a layer; the name of a field stands for its quantity.
+
+    Args:
+        only: the condition of the rows that it shows.
+        told: field -> title of what is shown of a row under the pointer, after its name.
+    """
+    of = {name: {"field": value} if isinstance(value, str) else value for name, value in encoding.items()}
+    if "color" not in of and "text" not in of:
+        of["color"] = {"field": "colour", "type": "nominal", "scale": None}
+    if told:
+        of["tooltip"] = [{"field": k, "title": v} for k, v in {"name": "run", **told}.items()]
+    return {"mark": mark, "encoding": of, "transform": [{"filter": only}] if only else []}
 
 
 def axis(name: str, title: str | None = None, *, scale: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
@@ -94,16 +108,16 @@ def axis(name: str, title: str | None = None, *, scale: Mapping[str, Any] | None
     return {"field": name, "type": "quantitative", "title": title, "scale": scale or {"zero": False}, "axis": more}
 
 
+def names(order: Sequence[str] | Mapping[str, str]) -> dict[str, Any]:
+    """Return the encoding of a row for each run, in an order."""
+    return {"field": "name", "type": "nominal", "title": None, "sort": order}
+
+
 def fixed(mark: str = "rule", **at: float) -> dict[str, Any]:
     """Return a layer with one dashed line, or one area of chance, at these places."""
     look = {"strokeDash": [4, 3], "strokeWidth": 1} if mark == "rule" else {"opacity": 0.25}
     encoding = {name: {"datum": value} for name, value in at.items()}
     return {"data": {"values": [{}]}, "mark": {"type": mark, "color": MUTED, **look}, "encoding": encoding}
-
-
-def tooltip(**titles: str) -> dict[str, Any]:
-    """Return what is shown of a point under the pointer: field -> title; the name first."""
-    return {"tooltip": [{"field": "name", "title": "run"}, *({"field": k, "title": v} for k, v in titles.items())]}
 
 
 def of_run(table: Table, key: str, **values: Any) -> dict[str, Any]:
@@ -151,28 +165,16 @@ def differences(table: Table, standings: Sequence[Standing]) -> Chart:
         rows.append(of_run(table, key, **row, beyond=f"{mean:+.2f} →" if mean > end else ""))
     inside = [row for row in rows if not row["beyond"]]
     low, high = min(row["low"] for row in inside), max(row["high"] for row in inside)
-    x = axis(
-        "mean", "NLL minus the best NLL", scale={"domain": [low - 0.02 * (high - low), high + 0.04 * (high - low)]}
-    )
-    y = {"field": "name", "type": "nominal", "sort": [row["name"] for row in rows], "title": None}
-    both = {"y": y, "color": _COLOUR, **tooltip(nll="NLL", difference="difference", interval="95 % interval")}
-    layers: list[Mapping[str, Any]] = [
+    span = [low - 0.02 * (high - low), high + 0.04 * (high - low)]
+    y, x = names([row["name"] for row in rows]), axis("mean", "NLL minus the best NLL", scale={"domain": span})
+    ends, told = {"y": y, "x": x | {"field": "low"}, "x2": "high"}, {"nll": "NLL", "difference": "difference"}
+    told |= {"interval": "95 % interval"}
+    layers = [
         fixed(x=0),
-        *(
-            {
-                "mark": {"type": "rule", "clip": True, "strokeWidth": 2.5 if known else 1.5}
-                | ({} if known else {"strokeDash": [2, 3]}),
-                "transform": [{"filter": f"datum.known === {str(known).lower()}"}],
-                "encoding": {**both, "x": x | {"field": "low"}, "x2": {"field": "high"}},
-            }
-            for known in (True, False)
-        ),
-        {
-            "mark": {"type": "point", "filled": True, "size": 80, "opacity": 1, "clip": True},
-            "encoding": {**both, "x": x},
-        },
-        {"mark": {"type": "text", "align": "right", "dx": -4}, "transform": [{"filter": "datum.beyond"}]}
-        | {"encoding": {"y": y, "x": {"value": {"expr": "width"}}, "text": {"field": "beyond"}}},
+        layer({"type": "rule", "clip": True, "strokeWidth": 2.5}, "datum.known", told, **ends),
+        layer({"type": "rule", "clip": True, "strokeDash": [2, 3]}, "!datum.known", told, **ends),
+        layer({**_DOT, "size": 80, "clip": True}, "", told, x=x, y=y),
+        layer({"type": "text", "align": "right"}, "datum.beyond", y=y, x={"value": {"expr": "width"}}, text="beyond"),
     ]
     alt = f"NLL minus the best NLL: {listed((row['name'], row['mean']) for row in rows)}"
     return chart(layers, rows, "How far from the best?", alt, height={"step": 22})
@@ -208,35 +210,24 @@ def pareto(table: Table) -> Chart | None:
             rows.append(of_run(table, key, **row))
     if not rows:
         return None
-    names = list(dict.fromkeys(row["of"] for row in rows))
+    costs = list(dict.fromkeys(row["of"] for row in rows))
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
-    x = axis("cost", None, scale={"type": "log", "nice": False, "padding": 34}, tickCount=5, grid=False)
+    x = axis("cost", scale={"type": "log", "nice": False, "padding": 34}, tickCount=5, grid=False)
     x["axis"]["labelExpr"] = "format(datum.value, '~s') + (cost === 'size' ? 'B' : 's')"
-    y = axis(
-        "nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True, "zero": False}, tickCount=6
-    )
-    both = {"x": x, "y": y, **tooltip(exact="NLL", paid="cost")}
-    mark = {"type": "point", "filled": True, "size": 90, "opacity": 1}
-    layers: list[Mapping[str, Any]] = [
-        {"mark": {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": MUTED}}
-        | {"transform": [{"filter": "datum.front"}], "encoding": {"x": x, "y": y}},
-        {"mark": "rule", "encoding": {"x": x, "y": y | {"field": "low"}, "y2": {"field": "high"}, "color": _COLOUR}},
-        {"mark": mark, "encoding": {**both, "color": _COLOUR}},
-        {
-            "mark": {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}},
-            "encoding": {"x": x, "y": y, "text": {"field": "label"}},
-        },
+    y = axis("nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True}, tickCount=6)
+    front = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": MUTED}
+    label = {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}}
+    layers = [
+        layer(front, "datum.front", x=x, y=y, color={"value": MUTED}),
+        layer("rule", x=x, y=y | {"field": "low"}, y2="high"),
+        layer({**_DOT, "size": 90}, "", {"exact": "NLL", "paid": "cost"}, x=x, y=y),
+        layer(label, x=x, y=y, text="label"),
     ]
-    choice = {"name": "cost", "value": names[0], "bind": {"input": "select", "options": names, "name": "Cost "}}
+    choice = {"name": "cost", "value": costs[0], "bind": {"input": "select", "options": costs, "name": "Cost "}}
     means = listed((table.names[key], of.mean) for key, of in nll.items())
-    fronts = "; ".join(f"{n}: {', '.join(r['name'] for r in rows if r['of'] == n and r['front'])}" for n in names)
-    title = {"text": {"expr": "'NLL against ' + cost"}}
-    alt = f"NLL: {means}. Pareto front by {fronts}"
-    more = {
-        "params": [choice],
-        "transform": [{"filter": "datum.of === cost"}],
-        "names": legend(runs(table, nll).values()),
-    }
+    fronts = "; ".join(f"{n}: {', '.join(r['name'] for r in rows if r['of'] == n and r['front'])}" for n in costs)
+    title, alt = {"text": {"expr": "'NLL against ' + cost"}}, f"NLL: {means}. Pareto front by {fronts}"
+    more = {"params": [choice], "only": ["datum.of === cost"], "names": legend(runs(table, nll).values())}
     return chart(layers, rows, title, alt, height=290, **more)
 
 
@@ -276,14 +267,12 @@ def lines(
     y = axis("y", titles[2], scale={"type": "log"} if log else {"zero": False}, format="~g")
     if dots:
         x["axis"]["values"] = sorted({row["x"] for row in rows})
-    of = {"x": x, "color": _COLOUR, "detail": {"field": "name"}}
-    spread = {**of, "y": y | {"field": "low"}, "y2": {"field": "high"}}
-    told = {**of, "y": y, **tooltip(x=titles[1], y=titles[2])}
+    of, told = {"x": x, "detail": "name"}, {"x": titles[1], "y": titles[2]}
     dash = {"field": "dash", "type": "nominal", "legend": None, "scale": {"domain": [0, 1, 2], "range": _DASHES}}
-    layers: list[Mapping[str, Any]] = [
-        {"mark": {"type": "line", "strokeWidth": 1.8}, "encoding": {**told, "strokeDash": dash}},
-        {"mark": "rule" if dots else {"type": "area", "opacity": 0.13}, "encoding": spread},
-        *([{"mark": {"type": "point", "filled": True, "opacity": 1}, "encoding": told}] if dots else []),
+    layers = [
+        layer({"type": "line", "strokeWidth": 1.8}, "", told, **of, y=y, strokeDash=dash),
+        layer("rule" if dots else {"type": "area", "opacity": 0.13}, **of, y=y | {"field": "low"}, y2="high"),
+        *([layer(_DOT, "", told, **of, y=y)] if dots else []),
         *(fixed(y=value) for value in rules),
         *([fixed(x=0, y=0, x2=1, y2=1)] if diagonal else []),
     ]
@@ -304,16 +293,11 @@ def reliability(table: Table, key: str, bins: "pd.DataFrame") -> Chart:
     unit = {"domain": [0, 1]}
     at = {"x": axis("x", "confidence", scale=unit, tickCount=3), "y": axis("y", "accuracy", scale=unit, tickCount=3)}
     size = {"field": "share", "type": "quantitative", "legend": None, "scale": {"domain": [0, 1], "range": [12, 500]}}
-    gap = float((share * (bins.accuracy - bins.confidence).abs()).sum())
-    layers = [
-        fixed(x=0, y=0, x2=1, y2=1),
-        {"mark": {"type": "line", "strokeWidth": 1.4}, "encoding": {**at, "color": _COLOUR}},
-        {"mark": {"type": "point", "filled": True, "opacity": 0.75}}
-        | {"encoding": {**at, "color": _COLOUR, "size": size, **tooltip(x="confidence", y="accuracy", share="share")}},
-    ]
-    alt = (
-        f"Reliability of {table.names[key]}: mean gap between confidence and accuracy {percent(gap)} percentage points"
-    )
+    told = {"x": "confidence", "y": "accuracy", "share": "share"}
+    dot = layer({**_DOT, "opacity": 0.75}, "", told, **at, size=size)
+    layers = [fixed(x=0, y=0, x2=1, y2=1), layer({"type": "line", "strokeWidth": 1.4}, **at), dot]
+    gap = percent(float((share * (bins.accuracy - bins.confidence).abs()).sum()))
+    alt = f"Reliability of {table.names[key]}: mean gap between confidence and accuracy {gap} percentage points"
     return small(table, key, rows, layers, alt)
 
 
@@ -324,19 +308,9 @@ def pit(table: Table, key: str, count: "pd.Series") -> Chart:
     rows = [{"x": i / bins, "end": (i + 1) / bins, "y": int(value)} for i, value in enumerate(count)]
     y = axis("y", None, scale={"domain": [0, 1.05 * max(high, int(count.max()))]}, tickCount=3)
     x = axis("x", "F(y)", scale={"domain": [0, 1]}, tickCount=3, grid=False)
-    layers = [
-        fixed("rect", y=low, y2=high),
-        {"mark": {"type": "bar", "opacity": 0.75, "binSpacing": 2}}
-        | {
-            "encoding": {
-                "x": x | {"bin": "binned"},
-                "x2": {"field": "end"},
-                "y": y,
-                "color": _COLOUR,
-                **tooltip(y="targets"),
-            }
-        },
-    ]
+    bar = {"type": "bar", "opacity": 0.75, "binSpacing": 2}
+    bars = layer(bar, "", {"y": "targets"}, x=x | {"bin": "binned"}, x2="end", y=y)
+    layers = [fixed("rect", y=low, y2=high), bars]
     outside, shares = int(((count < low) | (count > high)).sum()), ", ".join(percent(value / total) for value in count)
     alt = f"F(y) of {table.names[key]} in {bins} bins, %: {shares}; {outside} outside of the band of chance"
     return small(table, key, rows, layers, alt)
@@ -378,25 +352,19 @@ def rejection(table: Table, bins: Mapping[str, "pd.DataFrame"]) -> Chart | None:
         rows.append(of_run(table, key, **row))
     if not rows:
         return None
-    y = {"field": "name", "type": "nominal", "title": None, "sort": {"field": "cost", "op": "min"}}
-    x, costs = (
-        axis("cost", "mean cost of a row (a rejection costs 1)", scale={"zero": True}),
-        [1 / (1 - e) for e in edges],
-    )
-    shown = {"y": y, **tooltip(cost="cost", rejected="rejected", all="cost without rejection")}
+    y, x = names({"field": "cost", "op": "min"}), axis("cost", "mean cost of a row", scale={"zero": True})
+    told = {"cost": "cost", "rejected": "rejected", "all": "cost without rejection"}
     layers = [
-        {
-            "mark": {"type": "bar", "height": {"band": 0.6}, "opacity": 0.85},
-            "encoding": {**shown, "x": x, "color": _COLOUR},
-        },
-        {"mark": {"type": "tick", "color": "var(--ink)"}, "encoding": {**shown, "x": x | {"field": "all"}}},
+        layer({"type": "bar", "height": {"band": 0.6}, "opacity": 0.85}, "", told, x=x, y=y),
+        layer({"type": "tick"}, "", told, x=x | {"field": "all"}, y=y, color={"value": "var(--ink)"}),
     ]
+    costs = [round(1 / (1 - edge), 2) for edge in edges]
     slider = {"input": "range", "min": 0, "max": last, "step": 1, "name": "Cost of a wrong answer "}
-    text = f"'A wrong answer costs ' + format({[round(c, 2) for c in costs]}[at], '.3~g') + ' rejections'"
+    title = {"text": {"expr": f"'A wrong answer costs ' + format({costs}[at], '.3~g') + ' rejections'"}}
     ends = [(row["name"], row["cost"]) for row in rows if row["at"] == last]
     alt = f"Mean cost of a row if a wrong answer costs {costs[-1]:.3g} rejections: {listed(ends)}"
-    params, chosen = [{"name": "at", "value": last // 2, "bind": slider}], [{"filter": "datum.at === at"}]
-    return chart(layers, rows, {"text": {"expr": text}}, alt, params=params, transform=chosen, height={"step": 22})
+    params = [{"name": "at", "value": last // 2, "bind": slider}]
+    return chart(layers, rows, title, alt, params=params, only=["datum.at === at"], height={"step": 22})
 
 
 def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> list[Chart]:
@@ -408,8 +376,8 @@ def traces(functionals: Mapping[str, Sequence[Sequence[float]]], name: str) -> l
             for number, values in enumerate(chains)
             for draw, value in enumerate(values)
         ]
-        at = {"x": axis("draw", "draw", tickMinStep=1, format="d"), "y": axis("value"), "color": _COLOUR}
-        layers = [{"mark": {"type": "line", "point": {"size": 22}}, "encoding": {**at, **tooltip(value="value")}}]
+        at = {"x": axis("draw", "draw", tickMinStep=1, format="d"), "y": axis("value")}
+        layers = [layer({"type": "line", "point": {"size": 22}}, "", {"value": "value"}, **at)]
         low, high = min(map(min, chains)), max(map(max, chains))
         alt = f"Traces of {name}: {title} {low:.3g} to {high:.3g}"
         drawn.append(chart(layers, rows, {"text": title, "subtitle": name}, alt, height=200, inches=4.0))
@@ -422,14 +390,11 @@ def same_class(table: Table, points: Mapping[str, "pd.DataFrame"]) -> list[Chart
     The axis is linear up to 0.01 and logarithmic above.
     """
     gaps = {key: of["joint"] - of["product"] for key, of in points.items()}
-    domain = [
-        min(0.0, *(float(gap.min()) for gap in gaps.values())),
-        max(0.1, *(float(gap.max()) for gap in gaps.values())),
-    ]
+    ends = [(float(gap.min()), float(gap.max())) for gap in gaps.values()]
+    domain = [min(0.0, *(low for low, _ in ends)), max(0.1, *(high for _, high in ends))]
     scale, drawn = {"type": "symlog", "constant": _LINEAR, "domain": domain}, list[Chart]()
-    at = {"x": axis("x", "place of the second input", tickCount=3)}
-    at |= {"y": axis("y", None, scale=scale, values=[0, _LINEAR, 0.1, 1], format="~g"), "color": _COLOUR}
-    layers = [{"mark": "line", "encoding": {**at, **tooltip(y="joint − product")}}]
+    y = axis("y", scale=scale, values=[0, _LINEAR, 0.1, 1], format="~g")
+    layers = [layer("line", "", {"y": "joint − product"}, x=axis("x", "place of the second input", tickCount=3), y=y)]
     for key, gap in gaps.items():
         middle = points[key].iloc[len(gap) // 2]
         texts = f"{middle['joint']:.3f} by the joint and {middle['product']:.3f} by the product"
@@ -451,19 +416,14 @@ def detection(table: Table, found: Mapping[str, Mapping[str, tuple[float, float]
             error = error if math.isfinite(error) else 0.0
             row = {"score": score, "auroc": mean, "best": score == best, "low": mean - error, "high": mean + error}
             rows.append(of_run(table, key, **row, label=score if score == best else ""))
-    at = {"y": {"field": "name", "type": "nominal", "sort": None, "title": None}, "x": axis("auroc", "AUROC %")}
-    point = {"type": "point", "filled": True, "opacity": {"expr": "datum.best ? 1 : 0.35"}}
+    y, x = names([table.names[key] for key in found]), axis("auroc", "AUROC %")
     size = {"condition": {"test": "datum.best", "value": 90}, "value": 35}
-    best = {"transform": [{"filter": "datum.best"}]}
+    dot = {**_DOT, "opacity": {"expr": "datum.best ? 1 : 0.35"}}
     layers = [
         fixed(x=50),
-        {
-            "mark": "rule",
-            **best,
-            "encoding": {**at, "x": at["x"] | {"field": "low"}, "x2": {"field": "high"}, "color": _COLOUR},
-        },
-        {"mark": point, "encoding": {**at, "color": _COLOUR, "size": size, **tooltip(score="score", auroc="AUROC %")}},
-        {"mark": {"type": "text", "align": "left", "dx": 8}, **best, "encoding": {**at, "text": {"field": "label"}}},
+        layer("rule", "datum.best", x=x | {"field": "low"}, x2="high", y=y),
+        layer(dot, "", {"score": "score", "auroc": "AUROC %"}, x=x, y=y, size=size),
+        layer({"type": "text", "align": "left", "dx": 8}, "datum.best", x=x, y=y, text="label"),
     ]
     ends = ((f"{row['name']} by {row['label']}", row["auroc"]) for row in rows if row["best"])
     return chart(layers, rows, title, f"{title}: {listed(ends)}", height={"step": 22})

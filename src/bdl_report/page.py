@@ -45,19 +45,13 @@ def headline(table: Table) -> Data:
     grid = columns.by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
     drawn = [charts.differences(table, standings)] if standings else []
     drawn += [front] if (front := charts.pareto(table)) else []
-    data = {"grid": grid, "sources": whole.sources, "verdict": whole.verdict, "figures": drawn}
+    data = {"grid": grid, "sources": whole.sources, "verdict": whole.verdict, "figures": drawn, "standings": standings}
+    data |= {"names": {run.key: columns.named(table, run) for run in table.runs}}
     absent, warnings = (
         len(table.runs) - len(table.done.runs),
         [text for kind, text in table.remarks() if kind == "warn"],
     )
     return data | {"cards": cards.cards(table.candidates(), warnings, absent)}
-
-
-def which_one(table: Table) -> Data:
-    """Return the differences of all runs from the best and from the deterministic network, and the conclusions."""
-    standings = table.standings()
-    names = {run.key: columns.named(table, run) for run in table.runs}
-    return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
 
 
 def chains(table: Table) -> Data:
@@ -193,7 +187,6 @@ class Section:
 
 SECTIONS: Final = (  # Each data set has these sections.
     Section("headline", "", headline),
-    Section("which", "Which one?", which_one),
     Section("chains", "Markov chains", chains),
     Section("students", "Students", imitation),
     Section("recalibration", "Recalibration", recalibration),

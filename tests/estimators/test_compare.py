@@ -50,6 +50,7 @@ def test_figures_are_means_over_folds_and_differences_have_corrected_errors(regr
     assert row["apart"] == (row["low"] > 0)
     assert {"fit_seconds", "seconds_per_1000", "coverage_90", "crps", "augrc", "pit_p"} <= {*regression.table.columns}
     assert regression.verdict.startswith("linear has the lowest NLL.")
+    assert ("3 folds are too few" in regression.verdict) == (not row["apart"])
 
 
 def test_reliability_of_regression_is_the_share_of_targets_in_intervals(regression: Comparison) -> None:
