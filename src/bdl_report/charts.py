@@ -352,7 +352,10 @@ def rejection(table: Table, bins: Mapping[str, "pd.DataFrame"]) -> Chart | None:
         rows.append(of_run(table, key, **row))
     if not rows:
         return None
-    y, x = names({"field": "cost", "op": "min"}), axis("cost", "mean cost of a row", scale={"zero": True})
+    y, x = (
+        names({"field": "cost", "op": "min"}),
+        axis("cost", "mean cost of a row; a rejection costs 1", scale={"zero": True}),
+    )
     told = {"cost": "cost", "rejected": "rejected", "all": "cost without rejection"}
     layers = [
         layer({"type": "bar", "height": {"band": 0.6}, "opacity": 0.85}, "", told, x=x, y=y),
