@@ -58,10 +58,12 @@ def build(
         (folder / "metrics.json").write_text(
             json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
-        (folder / "pages").mkdir()
-        for name, html in page.render(table, provenance, dpi).items():
-            (folder / name).write_text(html, encoding="utf-8")
-        shutil.copyfile(page.VEGA, folder / "pages" / page.VEGA.name)
+        pages = page.render(table, provenance, dpi)
+        (folder / "index.html").write_text(pages.pop("index"), encoding="utf-8")
+        with artifacts.publish(folder / "pages", "report") as inner:
+            for name, html in pages.items():
+                (inner / f"{name}.html").write_text(html, encoding="utf-8")
+            shutil.copyfile(page.VEGA, inner / page.VEGA.name)
 
 
 def headlines(table: tables.Table) -> list[Grid]:

@@ -1,13 +1,7 @@
-"""The figures of the report's pages, as Vega-Lite specifications of stored scores.
-
-``templates/vega.js`` is copied beside the pages and draws them in the browser: Vega, Vega-Lite and Vega-Embed, as
-``vl_convert.javascript_bundle()`` of vl-convert-python 1.9.0 returns them. A colour is CSS, so that figures follow the
-page from light to dark. The signal ``hidden`` has the kinds of runs that the reader hides, see ``report.js``.
-"""
+"""The figures of the report's pages, from stored scores."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -19,105 +13,18 @@ from bdl_pipe.metrics.written import percent, writer
 from bdl_pipe.scores import Estimate, Quantity
 
 from .tables import Table
+from .vega import DOT, MUTED, Chart, Rows, axis, chart, fence, fixed, layer, listed, names_of
 
 if TYPE_CHECKING:
     import pandas as pd
 
-COSTS: Final = {  # a cost of a run -> its name and unit beside a figure of NLL
-    "seconds_per_1000": ("time to predict 1,000 rows", "s"),
-    "fit_seconds": ("time to fit", "s"),
-    "bytes": ("size", "B"),
+COSTS: Final = {  # a cost of a run -> its name beside a figure of NLL
+    "seconds_per_1000": "time to predict 1,000 rows",
+    "fit_seconds": "time to fit",
+    "bytes": "size",
 }
-MUTED, LINE = "var(--muted)", "var(--line)"
-CONFIG: Final = {
-    "background": None,
-    "font": "system-ui, -apple-system, Roboto, Arial, sans-serif",
-    "view": {"stroke": None},
-    "axis": {"labelColor": MUTED, "titleColor": MUTED, "gridColor": LINE, "domainColor": LINE, "tickColor": LINE}
-    | {
-        "titleFontWeight": 400,
-        "labelFontSize": 11,
-        "titleFontSize": 11,
-        "labelLimit": 130,
-        "labelOverlap": True,
-        "labelSeparation": 6,
-    },
-    "title": {"color": "var(--ink)", "anchor": "start", "fontSize": 13, "fontWeight": 600, "frame": "group"},
-    "text": {"color": "var(--ink)", "fontSize": 11},
-    "rule": {"color": MUTED},
-}
-_DOT: Final = {"type": "point", "filled": True, "opacity": 1}
 _DASHES: Final = [[1, 0], [7, 3], [2, 2]]
 _LINEAR: Final = 0.01  # Above this value the axis of a difference of probabilities is logarithmic.
-Rows = list[dict[str, Any]]
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A figure.
-
-    Attributes:
-        spec: the Vega-Lite specification.
-        alt: the description, for readers who do not see the figure.
-        names: name -> (colour, kinds of the run), for the legend.
-        kinds: the kinds of the run that the figure is of, see :meth:`bdl_report.tables.Table.kinds`.
-        inches: the largest width.
-    """
-
-    spec: Mapping[str, Any]
-    alt: str
-    names: Mapping[str, tuple[str, str]] = field(default_factory=dict)
-    kinds: str = ""
-    inches: float = 5.5
-
-
-def chart(layers: Sequence[Mapping[str, Any]], rows: Rows, title: Any, alt: str, **more: Any) -> Chart:
-    """Return a figure of layers, as wide as its place on the page.
-
-    Args:
-        more: fields of :class:`Chart`, and ``params``, ``only`` and ``height`` of the specification.
-    """
-    kinds = [{"filter": f"!(datum.{kind} && indexof(hidden, '{kind}') >= 0)"} for kind in ("coreset", "untied")]
-    data = [{k: float(f"{v:.5g}") if isinstance(v, float) else v for k, v in row.items()} for row in rows]
-    spec = {"title": title, "description": alt, "width": "container", "height": more.pop("height", 260)}
-    spec |= {"autosize": {"type": "fit-x", "contains": "padding"}, "data": {"values": data}, "layer": layers}
-    spec |= {"transform": [*kinds, *({"filter": one} for one in more.pop("only", ()))]}
-    spec |= {"params": [{"name": "hidden", "value": []}, *more.pop("params", ())]}
-    return Chart(spec, alt, **more)
-
-
-def layer(
-    mark: str | Mapping[str, Any], only: str = "", told: Mapping[str, str] | None = None, **encoding: Any
-) -> dict[str, Any]:
-    """Return a layer; the name of a field stands for its quantity.
-
-    Args:
-        only: the condition of the rows that it shows.
-        told: field -> title of what is shown of a row under the pointer, after its name.
-    """
-    of = {name: {"field": value} if isinstance(value, str) else value for name, value in encoding.items()}
-    if "color" not in of and "text" not in of:
-        of["color"] = {"field": "colour", "type": "nominal", "scale": None}
-    if told:
-        of["tooltip"] = [{"field": k, "title": v} for k, v in {"name": "run", **told}.items()]
-    return {"mark": mark, "encoding": of, "transform": [{"filter": only}] if only else []}
-
-
-def axis(name: str, title: str | None = None, *, scale: Mapping[str, Any] | None = None, **more: Any) -> dict[str, Any]:
-    """Return the encoding of a quantity."""
-    return {"field": name, "type": "quantitative", "title": title, "scale": scale or {"zero": False}, "axis": more}
-
-
-def names(order: Sequence[str] | Mapping[str, str]) -> dict[str, Any]:
-    """Return the encoding of a row for each run, in an order."""
-    return {"field": "name", "type": "nominal", "title": None, "sort": order}
-
-
-def fixed(mark: str = "rule", **at: float) -> dict[str, Any]:
-    """Return a layer with one dashed line, or one area of chance, at these places."""
-    look = {"strokeDash": [4, 3], "strokeWidth": 1} if mark == "rule" else {"opacity": 0.25}
-    encoding = {name: {"datum": value} for name, value in at.items()}
-    return {"data": {"values": [{}]}, "mark": {"type": mark, "color": MUTED, **look}, "encoding": encoding}
 
 
 def of_run(table: Table, key: str, **values: Any) -> dict[str, Any]:
@@ -134,17 +41,6 @@ def runs(table: Table, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
 def legend(rows: Iterable[Mapping[str, Any]]) -> dict[str, tuple[str, str]]:
     """Return the names in a figure with their colours and kinds."""
     return {r["name"]: (r["colour"], " ".join(kind for kind in ("coreset", "untied") if kind in r)) for r in rows}
-
-
-def listed(values: Iterable[tuple[str, float]], write: Any = "{:.3g}".format) -> str:
-    """Write names with their values, for a description."""
-    return ", ".join(f"{name} {write(value)}" for name, value in values)
-
-
-def fence(values: Sequence[float]) -> float:
-    """Return the end of an axis for losses: the largest that is no outlier by Tukey's (1977) rule on the upper side."""
-    low, high = np.percentile(values, [25, 75])
-    return max(value for value in values if value <= high + 1.5 * (high - low))
 
 
 def differences(table: Table, standings: Sequence[Standing]) -> Chart:
@@ -166,14 +62,14 @@ def differences(table: Table, standings: Sequence[Standing]) -> Chart:
     inside = [row for row in rows if not row["beyond"]]
     low, high = min(row["low"] for row in inside), max(row["high"] for row in inside)
     span = [low - 0.02 * (high - low), high + 0.04 * (high - low)]
-    y, x = names([row["name"] for row in rows]), axis("mean", "NLL minus the best NLL", scale={"domain": span})
+    y, x = names_of([row["name"] for row in rows]), axis("mean", "NLL minus the best NLL", scale={"domain": span})
     ends, told = {"y": y, "x": x | {"field": "low"}, "x2": "high"}, {"nll": "NLL", "difference": "difference"}
     told |= {"interval": "95 % interval"}
     layers = [
         fixed(x=0),
         layer({"type": "rule", "clip": True, "strokeWidth": 2.5}, "datum.known", told, **ends),
         layer({"type": "rule", "clip": True, "strokeDash": [2, 3]}, "!datum.known", told, **ends),
-        layer({**_DOT, "size": 80, "clip": True}, "", told, x=x, y=y),
+        layer({**DOT, "size": 80, "clip": True}, "", told, x=x, y=y),
         layer({"type": "text", "align": "right"}, "datum.beyond", y=y, x={"value": {"expr": "width"}}, text="beyond"),
     ]
     alt = f"NLL minus the best NLL: {listed((row['name'], row['mean']) for row in rows)}"
@@ -187,26 +83,17 @@ def pareto(table: Table) -> Chart | None:
     """
     nll, rows = table.finite(Quantity("nll")), Rows()
     end = fence([of.mean for of in nll.values()]) if nll else 0.0
-    for cost, (name, unit) in COSTS.items():
+    for cost, name in COSTS.items():
         paid = {key: of.mean for key, of in table.finite(Quantity(cost, "cost")).items() if key in nll and of.mean > 0}
         best = math.inf
         for key in sorted(paid, key=lambda key: (paid[key], nll[key].mean)):
             front, best = nll[key].mean < best, min(best, nll[key].mean)
             error, outlier = nll[key].error or 0.0, nll[key].mean > end
             label = table.names[key] + (f" ↑ {nll[key].mean:.2f}" if outlier else "")
-            row = {
-                "of": name,
-                "cost": paid[key],
-                "unit": unit,
-                "front": front,
-                "paid": writer(metric_of(cost))(paid[key]),
-            }
-            row |= {
-                "nll": min(nll[key].mean, end),
-                "exact": f"{nll[key].mean:.4f}",
-                "label": label if front or outlier else "",
-            }
-            row |= {"low": row["nll"] - error * (not outlier), "high": row["nll"] + error * (not outlier)}
+            y, half, price = min(nll[key].mean, end), 0.0 if outlier else error, writer(metric_of(cost))(paid[key])
+            row: dict[str, Any] = {"of": name, "cost": paid[key], "paid": price, "front": front, "nll": y}
+            row |= {"low": y - half, "high": y + half, "exact": f"{nll[key].mean:.4f}"}
+            row["label"] = label if front or outlier else ""
             rows.append(of_run(table, key, **row))
     if not rows:
         return None
@@ -214,14 +101,14 @@ def pareto(table: Table) -> Chart | None:
     low, high = min(row["low"] for row in rows), max(row["high"] for row in rows)
     x = axis("cost", scale={"type": "log", "nice": False, "padding": 34}, tickCount=5, grid=False)
     x["axis"]["labelExpr"] = "format(datum.value, '~s') + (cost === 'size' ? 'B' : 's')"
-    y = axis("nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True}, tickCount=6)
-    front = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3], "color": MUTED}
-    label = {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}}
+    height = axis("nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True}, tickCount=6)
+    staircase = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3]}
+    names = {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}}
     layers = [
-        layer(front, "datum.front", x=x, y=y, color={"value": MUTED}),
-        layer("rule", x=x, y=y | {"field": "low"}, y2="high"),
-        layer({**_DOT, "size": 90}, "", {"exact": "NLL", "paid": "cost"}, x=x, y=y),
-        layer(label, x=x, y=y, text="label"),
+        layer(staircase, "datum.front", x=x, y=height, color={"value": MUTED}),
+        layer("rule", x=x, y=height | {"field": "low"}, y2="high"),
+        layer({**DOT, "size": 90}, "", {"exact": "NLL", "paid": "cost"}, x=x, y=height),
+        layer(names, x=x, y=height, text="label"),
     ]
     choice = {"name": "cost", "value": costs[0], "bind": {"input": "select", "options": costs, "name": "Cost "}}
     means = listed((table.names[key], of.mean) for key, of in nll.items())
@@ -259,20 +146,22 @@ def lines(
     rows, ends = Rows(), dict[str, float]()
     for key, of_line in points.items():
         shown = [(x, y, e) for x, y, e in of_line if math.isfinite(y) and (y > 0 or not log)]
-        for x, y, e in shown:
-            rows.append({**named[key], "x": x, "y": y, "low": max(y - e, y / 10) if log else y - e, "high": y + e})
+        for place, value, e in shown:
+            low = max(value - e, value / 10) if log else value - e
+            rows.append({**named[key], "x": place, "y": value, "low": low, "high": value + e})
         if shown:
             ends[str(named[key]["name"])] = max((p for p in shown if p[0] <= at), default=shown[0])[1]
     x = axis("x", titles[1], scale={"zero": False, "nice": False}, tickCount=6, grid=False)
     y = axis("y", titles[2], scale={"type": "log"} if log else {"zero": False}, format="~g")
     if dots:
         x["axis"]["values"] = sorted({row["x"] for row in rows})
-    of, told = {"x": x, "detail": "name"}, {"x": titles[1], "y": titles[2]}
+    of: dict[str, Any] = {"x": x, "detail": "name"}
+    told = {"x": titles[1], "y": titles[2]}
     dash = {"field": "dash", "type": "nominal", "legend": None, "scale": {"domain": [0, 1, 2], "range": _DASHES}}
     layers = [
         layer({"type": "line", "strokeWidth": 1.8}, "", told, **of, y=y, strokeDash=dash),
         layer("rule" if dots else {"type": "area", "opacity": 0.13}, **of, y=y | {"field": "low"}, y2="high"),
-        *([layer(_DOT, "", told, **of, y=y)] if dots else []),
+        *([layer(DOT, "", told, **of, y=y)] if dots else []),
         *(fixed(y=value) for value in rules),
         *([fixed(x=0, y=0, x2=1, y2=1)] if diagonal else []),
     ]
@@ -289,12 +178,14 @@ def small(table: Table, key: str, rows: Rows, layers: Sequence[Mapping[str, Any]
 def reliability(table: Table, key: str, bins: "pd.DataFrame") -> Chart:
     """Draw accuracy against confidence by bin; a point's area is the bin's share of the predictions."""
     some, share = bins[bins["count"] > 0], bins["count"] / bins["count"].sum()
-    rows = [{"x": r.confidence, "y": r.accuracy, "share": float(share[r.Index])} for r in some.itertuples()]
+    points = zip(some["confidence"], some["accuracy"], share[some.index], strict=True)
+    rows = [{"x": x, "y": y, "share": part} for x, y, part in points]
     unit = {"domain": [0, 1]}
-    at = {"x": axis("x", "confidence", scale=unit, tickCount=3), "y": axis("y", "accuracy", scale=unit, tickCount=3)}
+    at: dict[str, Any] = {"x": axis("x", "confidence", scale=unit, tickCount=3)}
+    at["y"] = axis("y", "accuracy", scale=unit, tickCount=3)
     size = {"field": "share", "type": "quantitative", "legend": None, "scale": {"domain": [0, 1], "range": [12, 500]}}
     told = {"x": "confidence", "y": "accuracy", "share": "share"}
-    dot = layer({**_DOT, "opacity": 0.75}, "", told, **at, size=size)
+    dot = layer({**DOT, "opacity": 0.75}, "", told, **at, size=size)
     layers = [fixed(x=0, y=0, x2=1, y2=1), layer({"type": "line", "strokeWidth": 1.4}, **at), dot]
     gap = percent(float((share * (bins.accuracy - bins.confidence).abs()).sum()))
     alt = f"Reliability of {table.names[key]}: mean gap between confidence and accuracy {gap} percentage points"
@@ -353,7 +244,7 @@ def rejection(table: Table, bins: Mapping[str, "pd.DataFrame"]) -> Chart | None:
     if not rows:
         return None
     y, x = (
-        names({"field": "cost", "op": "min"}),
+        names_of({"field": "cost", "op": "min"}),
         axis("cost", "mean cost of a row; a rejection costs 1", scale={"zero": True}),
     )
     told = {"cost": "cost", "rejected": "rejected", "all": "cost without rejection"}
@@ -401,7 +292,7 @@ def same_class(table: Table, points: Mapping[str, "pd.DataFrame"]) -> list[Chart
     for key, gap in gaps.items():
         middle = points[key].iloc[len(gap) // 2]
         texts = f"{middle['joint']:.3f} by the joint and {middle['product']:.3f} by the product"
-        rows = [{"x": float(x), "y": float(y)} for x, y in gap.items()]
+        rows = [{"x": x, "y": y} for x, y in zip(gap.index.tolist(), gap.tolist(), strict=True)]
         drawn.append(small(table, key, rows, layers, f"P(Y₁ = Y₂) of the middle twice, {table.names[key]}: {texts}"))
     return drawn
 
@@ -419,9 +310,9 @@ def detection(table: Table, found: Mapping[str, Mapping[str, tuple[float, float]
             error = error if math.isfinite(error) else 0.0
             row = {"score": score, "auroc": mean, "best": score == best, "low": mean - error, "high": mean + error}
             rows.append(of_run(table, key, **row, label=score if score == best else ""))
-    y, x = names([table.names[key] for key in found]), axis("auroc", "AUROC %")
+    y, x = names_of([table.names[key] for key in found]), axis("auroc", "AUROC %")
     size = {"condition": {"test": "datum.best", "value": 90}, "value": 35}
-    dot = {**_DOT, "opacity": {"expr": "datum.best ? 1 : 0.35"}}
+    dot = {**DOT, "opacity": {"expr": "datum.best ? 1 : 0.35"}}
     layers = [
         fixed(x=50),
         layer("rule", "datum.best", x=x | {"field": "low"}, x2="high", y=y),

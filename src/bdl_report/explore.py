@@ -23,8 +23,8 @@ from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import estimate
 
 from . import charts
-from .charts import Chart
 from .columns import NOTHING, Cell, Grid
+from .vega import Chart
 
 if TYPE_CHECKING:
     import pandas as pd

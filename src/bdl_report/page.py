@@ -20,10 +20,10 @@ from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.scores import Estimate, Quantity, average, estimate
 
 from . import cards, charts, columns, cross, explore, question_pages, students
-from .charts import Chart
 from .columns import SHIFTED, Cell, Column, Grid
 from .pictures import of_artifact
 from .tables import RunInfo, Table
+from .vega import CONFIG, Chart
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
@@ -233,20 +233,16 @@ PAGES: Final = (
 
 
 def render(table: Table, provenance: Mapping[str, object], dpi: int) -> dict[str, str]:
-    """Return the HTML of each page that has data, by its path: the index, and the others below ``pages``.
+    """Return the HTML of each page that has data, by its name.
 
     Args:
         provenance: facts for the page's head, in order; only these and the run records differ between equal runs.
         dpi: CSS pixels per inch of a figure.
     """
     pages = [(page, data) for page in PAGES if (data := page.data(table)) is not None]
-    common = {"table": table, "provenance": provenance, "dpi": dpi, "config": charts.CONFIG}
+    common = {"table": table, "provenance": provenance, "dpi": dpi, "config": CONFIG}
     common |= {"pages": [page for page, _ in pages]}
-    return {_place(page): _html(page, data, **common) for page, data in pages}
-
-
-def _place(page: Section) -> str:
-    return f"{page.name}.html" if page.name == "index" else f"pages/{page.name}.html"
+    return {page.name: _html(page, data, **common) for page, data in pages}
 
 
 def markdown(grids: Sequence[Grid]) -> str:

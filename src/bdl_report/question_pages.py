@@ -18,10 +18,10 @@ from bdl_pipe.metrics.ood.table import GROUPS, Figure, Group, Result, scores_in
 from bdl_pipe.scores import DEFAULT_SCORE, Quantity
 
 from . import charts, columns
-from .charts import Chart
 from .columns import NOTHING, Cell, Column, Grid
 from .questions import SENTENCES
 from .tables import Table
+from .vega import Chart
 
 SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 Answer = tuple[list[str], list[Grid]]

@@ -11,6 +11,7 @@ from bdl_pipe.metrics.comparison import Difference
 from bdl_pipe.metrics.standings import Standing
 from bdl_pipe.scores import Quantity
 from bdl_report import charts, tables
+from bdl_report.vega import Chart
 from tests.report.report_cases import of_values, write_run
 
 
@@ -23,7 +24,7 @@ def table_of(tmp_path: Any, nll: dict[str, float], **costs: dict[str, float]) ->
     return table
 
 
-def rows(chart: charts.Chart | None) -> list[dict[str, Any]]:
+def rows(chart: Chart | None) -> list[dict[str, Any]]:
     assert chart is not None
     values: list[dict[str, Any]] = chart.spec["data"]["values"]
     return values

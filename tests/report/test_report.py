@@ -31,7 +31,14 @@ from tests.report.report_cases import (
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
 LINKS = {"index.html", "pages/trust.html", "pages/unseen.html", "pages/vega.js"}
-FILES = LINKS | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
+FILES = LINKS | {
+    "pages/manifest.json",
+    "comparison.csv",
+    "coresets.csv",
+    "comparison.parquet",
+    "comparison.md",
+    "metrics.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +171,7 @@ def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     more = page.Section("severity", "Another <section>", lambda table: {"figures": [drawn]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
-    text = page.render(table, {}, 80)["index.html"]
+    text = page.render(table, {}, 80)["index"]
     assert "<h3>Another &lt;section&gt;</h3>" in text and "<title>Another page</title>" in text
     assert text.count('<a href="index.html">') == 2 and "pages/unseen.html" not in text
 
@@ -197,7 +204,7 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
     assert beside[7:11] == ["3.200 ± 1.100", "3.000 ± 1.000", "+0.200 ± 0.100", "-0.200 ± 0.100"]
     assert beside[11:] == ["32.000 ± 11.000", "30.000 ± 10.000", "0.500 ± 0.250", "0.500 ± 0.250"]
     assert without[3:5] == ["—", "—"] and without[9:11] == ["—", "—"] and without[7] == "3.500 ± 1.000"
-    text = Page(page.render(table, {}, 80)["index.html"])
+    text = Page(page.render(table, {}, 80)["index"])
     assert text.open == [] and text.text.count("Students") == 1
 
 
@@ -380,7 +387,7 @@ def test_transfer_scores_have_their_columns(tmp_path):
     ]
     titles = [c.title for c in columns.columns(table)]
     assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
+    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index"]
 
 
 @pytest.mark.parametrize("task", ["classes", "regression"])
