@@ -194,12 +194,14 @@ class Tracker:
             run.end(self._client, status, ended, lines)
 
     def _keep_report(self) -> None:
-        page = places.REPORT / "index.html"
-        if self._parent and page.is_file():  # MLflow shows one file alone
-            text, script = page.read_text(encoding="utf-8"), places.REPORT / "pages/vega.js"
-            for code in [script.read_text(encoding="utf-8")] if script.is_file() else []:
-                text = text.replace('<script src="pages/vega.js"></script>', f"<script>{code}</script>")
-            self._client.log_text(self._parent, text, page.name)
+        """Keep the report's pages, each with the script that draws its figures: MLflow shows one file alone."""
+        script = places.REPORT / "pages/vega.js"
+        code = script.read_text(encoding="utf-8") if script.is_file() else ""
+        for page in places.REPORT.rglob("*.html") if self._parent else ():
+            head, found, tail = page.read_text(encoding="utf-8").rpartition('vega.js"></script>')
+            start = head.rpartition("<script")[0]
+            text = f"{start}<script>{code}</script>{tail}" if found else tail
+            self._client.log_text(self._parent, text, str(page.relative_to(places.REPORT)))
 
     def _project(self, runs: Sequence[StageRun]) -> None:
         published = self._known()

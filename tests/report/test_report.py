@@ -374,19 +374,9 @@ def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values
 
 
 def test_transfer_scores_have_their_columns(tmp_path):
-    def scored(method, accuracy, nll):
-        other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
-        values = {"accuracy": [0.99] * 2, other[0]: [accuracy + 0.01, accuracy - 0.01], other[1]: [nll] * 2}
-        return write_run(tmp_path, "d", method, "s", of_values(values))
-
-    table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
-    grid = columns.headline(table)
-    assert [[(cell.figure, cell.best) for cell in row[4:6]] for row in grid.rows] == [
-        [("72.46 ± 1.00", True), ("1.650 ± 0.000", False)],
-        [("72.25 ± 1.00", False), ("0.990 ± 0.000", True)],
-    ]
-    titles = [c.title for c in columns.columns(table)]
-    assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
+    other = {Quantity(metric, "transfer", "stl<10"): 0.5 for metric in ("accuracy", "nll")}
+    table = tables.gather([write_run(tmp_path, "d", "m", "s", of_values({"accuracy": 0.99, **other}))])
+    assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
     assert "NLL stl&lt;10" in page.render(table, {}, 80)["index"]
 
 
