@@ -25,7 +25,14 @@ CONFIG: Final = {
         "labelOverlap": True,
         "labelSeparation": 6,
     },
-    "title": {"color": "var(--ink)", "anchor": "start", "fontSize": 13, "fontWeight": 600, "frame": "group"},
+    "title": {
+        "color": "var(--ink)",
+        "subtitleColor": MUTED,
+        "anchor": "start",
+        "fontSize": 13,
+        "fontWeight": 600,
+        "frame": "group",
+    },
     "text": {"color": "var(--ink)", "fontSize": 11},
     "rule": {"color": MUTED},
 }
