@@ -19,7 +19,7 @@ from bdl_pipe.metrics.standings import Candidate
 from bdl_pipe.scores import Quantity, RunScores, Score
 from bdl_pipe.sgmcmc.diagnostics import DiagnosticsConfig, judge
 from bdl_report.choice import LONGER, Choice, choose, coverage, ended, half_width, off_by_width, split_seconds
-from bdl_report.verdict import ONE_SEED, calibration, cheapest, hour, optimal, taking, verdict, worth
+from bdl_report.verdict import FEW_SEEDS, calibration, cheapest, hour, optimal, taking, verdict, worth
 
 BASE = np.array([2.0, 2.2, 1.9, 2.1, 2.3])
 UNIT = np.array([-1.0, 1.0, 0.0, -1.0, 1.0])  # of mean 0 and variance 1
@@ -167,7 +167,7 @@ def test_coverage_of_one_split_has_a_binomial_error_and_classes_have_an_ece() ->
     assert remark.error == pytest.approx(stats.binom(50, 0.9).std() / 50) and remark.apart
     assert not coverage(run("linear", [2.0], coverage_90=[0.82])).apart  # type: ignore[union-attr]
     once = run("vbll", [2.0], coverage_90=[0.8])
-    assert calibration(once) == f" Its 90 % intervals cover 80.0 ± 4.2 % of the test targets: {ONE_SEED}."
+    assert calibration(once) == f" Its 90 % intervals cover 80.0 ± 4.2 % of the test targets: {FEW_SEEDS}."
     two = [Score(0, 0, Quantity("nll"), 2.0, 50), Score(0, 0, Quantity("coverage_90"), 0.8, 100)]  # outputs of a row
     assert coverage(replace(run("linear"), scores=RunScores(scores.table("d", "a", "", two)))) == remark
     of_seed = itertools.product(enumerate((0.7, 0.8, 0.9)), ("nll", "coverage_90"))
@@ -232,28 +232,31 @@ def test_without_rivals_a_plain_network_of_the_same_architecture_is_the_rival() 
     assert worth([bayes, other], "nll") == f"no run can be compared with vbll. {missing}"
 
 
-def test_on_one_split_a_difference_from_a_run_of_one_seed_is_not_established(tmp_path: Path) -> None:
+def test_on_one_split_a_difference_from_a_run_of_few_seeds_is_not_established(tmp_path: Path) -> None:
     """The same rows, where the gain of 0.5 is 50 times the spread of fits; only the number of seeds differs."""
     plain, few, some = of_seeds("deterministic", 0.0, tmp_path), tmp_path / "few", tmp_path / "some"
     few.mkdir()
     some.mkdir()
-    once, thrice = of_seeds("vbll", 0.5, few, 1, network=""), of_seeds("vbll", 0.5, some)
+    once, thrice = of_seeds("vbll", 0.5, few, 2, network=""), of_seeds("vbll", 0.5, some)
     linear = of_seeds("linear", -1, few, 1)
     for runs in ([once, plain], [once, linear]):
         sentences = dict(HEAD.split(sentence, maxsplit=1) for sentence in verdict(runs))
-        assert sentences["Probabilities"].startswith(f"{ONE_SEED}: vbll has the lowest NLL, ")
-        assert sentences["Cost"].startswith(f"{ONE_SEED}: vbll, with the best NLL, fits in 1 s")
-        assert "1 of 2 runs have one seed: give them three (seeds: 3) to compare them." in sentences["Caution"]
+        assert sentences["Probabilities"].startswith(f"{FEW_SEEDS}: vbll has the lowest NLL, ")
+        assert sentences["Cost"].startswith(f"{FEW_SEEDS}: vbll, with the best NLL, fits in 1 s")
+        assert "1 of 2 runs have fewer than 3 seeds: give them 3 (seeds: 3) to compare them." in sentences["Caution"]
     single, other, three = (replace(one, network="mlp 8") for one in (once, plain, thrice))
     for runs, begins in (
-        ([single, linear], "Not established (one seed): vbll differs on one seed from linear (NLL −1."),
-        ([single, other], "Not established (one seed), against a plain network: vbll differs"),
+        (
+            [single, linear],
+            "Not established (fewer than 3 seeds): vbll differs, with fewer than 3 seeds, from linear (NLL −1.",
+        ),
+        ([single, other], "Not established (fewer than 3 seeds), against a plain network: vbll differs"),
         ([three, linear], "Yes: vbll is better than linear"),
         ([network("vbll", off(-0.5)), run("linear", off(0))], "Yes: vbll"),
     ):
         assert worth(runs, "nll").startswith(begins)
-    assert "one seed" not in " ".join(verdict([three, linear, plain]))
-    cheap = of_seeds("cheap", 0.49, few, 1, fit=0.1)
+    assert "seeds" not in " ".join(verdict([three, linear, plain]))
+    cheap = of_seeds("cheap", 0.49, few, 2, fit=0.1)
     assert taking(chosen(thrice, cheap)).endswith("one cheaper run cannot be compared with it in pairs.")
 
 

@@ -194,9 +194,14 @@ class Tracker:
             run.end(self._client, status, ended, lines)
 
     def _keep_report(self) -> None:
-        page = places.REPORT / "index.html"
-        if self._parent and page.is_file():
-            self._client.log_artifact(self._parent, str(page))
+        """Keep the report's pages, each with the script that draws its figures: MLflow shows one file alone."""
+        script = places.REPORT / "pages/vega.js"
+        code = script.read_text(encoding="utf-8") if script.is_file() else ""
+        for page in places.REPORT.rglob("*.html") if self._parent else ():
+            head, found, tail = page.read_text(encoding="utf-8").rpartition('vega.js"></script>')
+            start = head.rpartition("<script")[0]
+            text = f"{start}<script>{code}</script>{tail}" if found else tail
+            self._client.log_text(self._parent, text, str(page.relative_to(places.REPORT)))
 
     def _project(self, runs: Sequence[StageRun]) -> None:
         published = self._known()

@@ -122,6 +122,7 @@ class ActiveLearning:
             DataError: the data set cannot be read.
         """
         raw, rows = raw_of(self.source), inputs_of(self.source)
+        require(len(raw.classes) > 1, "source", "must have at least two classes", len(raw.classes))
         labels, order = raw.train.targets, rng.numpy().permutation(len(rows))
         held, rest = order[: self.held], order[self.held :]
         of_class = [rest[labels[rest] == c][: self.start] for c in range(len(raw.classes))]

@@ -10,7 +10,7 @@ from bdl_pipe.config import nearest
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.raw import FEWEST_ROWS
 from bdl_pipe.data.size import Size
-from bdl_pipe.errors import DataError, require
+from bdl_pipe.errors import DataError, NothingToFit, require
 from bdl_pipe.estimators import given
 from bdl_pipe.estimators.fitted import Fitted, fit_parts
 from bdl_pipe.estimators.plan import known, plan
@@ -90,11 +90,14 @@ class Agent:
             The belief, or None without a method.
 
         Raises:
-            UserError: the method cannot predict the task, there are too few rows, or a target is constant.
+            NothingToFit: the targets are equal, or were after rows were left out for validation, or no input varies.
+            UserError: the method cannot predict the task, or there are too few rows.
             Diverged: the fit diverged even at its smallest rates.
         """
         if not self.method:
             return None
+        if len(targets) and (targets == targets[0]).all():
+            raise NothingToFit(f"{self.method}: must be fitted to targets that differ, got {len(targets)} equal ones")
         if len(rows) < FEWEST_ROWS:
             raise DataError(f"{self.method}: must be fitted to at least {FEWEST_ROWS} rows, got {len(rows)}")
         answers = Targets(targets if classes else targets.reshape(-1, 1).astype(np.float64), classes)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from bdl_pipe.errors import DataError
+from bdl_pipe.errors import DataError, NothingToFit
 from bdl_pipe.seeds import Seed
 
 from .question import Belief, Problem, Question
@@ -21,8 +21,8 @@ def play(
     """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
 
     A belief is fitted to all known rows at each of the problem's ``refits``. Between refits it answers all rounds in
-    one call, or one round at a time if it learns row by row. While all known numbers are equal, as on a plateau, there
-    is nothing to fit, and choices are uniform until the next refit.
+    one call, or one round at a time if it learns row by row. While there is nothing to fit, as on a plateau of equal
+    numbers, choices are uniform until the next refit.
 
     Args:
         fit: is called with the known rows, their targets and the address of the fit.
@@ -34,9 +34,10 @@ def play(
     for start, stop in pairwise([*problem.refits, problem.rounds]):
         rows, targets = problem.known()
         _require_finite(rows, targets, start)
-        flat = targets.dtype.kind == "f" and len(targets) > 0 and np.ptp(targets) == 0
-        belief = None if flat else fit(rows, targets, rng.fold("fit", start))
-        choose = uniform if flat and rule.needs_posterior else rule.choose
+        try:
+            belief, choose = fit(rows, targets, rng.fold("fit", start)), rule.choose
+        except NothingToFit:
+            belief, choose = None, uniform if rule.needs_posterior else rule.choose
         problem.fitted(belief, rng.fold("fitted", start))
         learns = belief is not None and belief.learns
         step = 1 if learns else max(1, stop - start)

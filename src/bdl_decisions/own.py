@@ -6,13 +6,13 @@
         search.tell(rows, [measure(row) for row in rows])
 
 Each remembers what it was told; nothing else decides the next answer, so that :meth:`save` and ``load`` go on with the
-same bits. Until there are enough rows for a fit, or all values are equal, answers are random.
+same bits. Until there are enough rows for a fit, and while their values or inputs are all equal, answers are random.
 """
 
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, final
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bdl_pipe.data.raw import FEWEST_ROWS
-from bdl_pipe.errors import ArtifactError, DataError, require
+from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, require
 from bdl_pipe.files import write_bytes
 from bdl_pipe.seeds import Seed
 
@@ -31,6 +31,18 @@ from .optimisation import candidates
 from .question import Question
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
+
+
+def _numbers(name: str, values: ArrayLike) -> np.ndarray:
+    """Return float64 of any shape; NaN for None.
+
+    Raises:
+        DataError: the values are no numbers, or have rows of different lengths.
+    """
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        raise DataError(f"{name}: must be numbers, got {values!r}") from None
 
 
 class Decider(ABC):
@@ -53,9 +65,12 @@ class Decider(ABC):
 
     def _fit(self, rows: np.ndarray, targets: np.ndarray, classes: tuple[str, ...] = ()) -> PosteriorBelief | None:
         """Return the belief given all rows; None if there is nothing to fit yet."""
-        if len(rows) < FEWEST_ROWS or len(np.unique(targets)) < 2:
+        if len(rows) < FEWEST_ROWS:
             return None
-        return self._agent.fit(rows, targets, classes, self._address.fold("fit", len(rows)))
+        try:
+            return self._agent.fit(rows, targets, classes, self._address.fold("fit", len(rows)))
+        except NothingToFit:
+            return None
 
     def save(self, path: str | Path) -> None:
         """Write the settings and all that it was told as JSON, whole or not at all."""
@@ -154,7 +169,7 @@ class Maximise(Decider):
         Raises:
             DataError: an input is outside the bounds, or a number is not finite.
         """
-        rows, values = np.atleast_2d(np.asarray(rows, np.float64)), np.atleast_1d(np.asarray(values, np.float64))
+        rows, values = np.atleast_2d(_numbers("rows", rows)), np.atleast_1d(_numbers("values", values))
         if values.shape != (len(rows),) or not np.isfinite(values).all():
             hint = "give a failed evaluation the worst value that you know"
             raise DataError(f"values: must be {len(rows)} finite numbers, got {values.tolist()}; {hint}")
@@ -207,7 +222,7 @@ class Arms(Decider):
 
     def ask(self, context: ArrayLike) -> int:
         """Return the arm to pull in a context [column]."""
-        context, pulls = np.asarray(context, np.float64).reshape(-1), len(self.pulled)
+        context, pulls = _numbers("context", context).reshape(-1), len(self.pulled)
         if pulls < self._initial * self._arms:
             return pulls % self._arms
         belief = self._current()
@@ -223,14 +238,14 @@ class Arms(Decider):
         Raises:
             DataError: the arm does not exist, the context has another width, or a number is not finite.
         """
-        row = np.asarray(context, np.float64).reshape(1, -1)
+        row, reward = _numbers("context", context).reshape(1, -1), float(_numbers("reward", reward))
         if self.contexts is not None and row.shape[1] != self.contexts.shape[1]:
             raise DataError(f"context: must have {self.contexts.shape[1]} numbers, got {row.shape[1]}")
         if not (np.isfinite(row).all() and math.isfinite(reward) and 0 <= arm < self._arms):
             raise DataError(f"a pull must be an arm of 0 … {self._arms - 1} and finite numbers, got {arm}, {reward}")
         self.contexts = row if self.contexts is None else np.concatenate([self.contexts, row])
         self.pulled.append(int(arm))
-        self.rewards.append(float(reward))
+        self.rewards.append(reward)
 
     def _current(self) -> PosteriorBelief | None:
         """Return the belief of the last due fit, with the pulls since then if it learns row by row."""
@@ -317,11 +332,14 @@ class Pool(Decider):
         """Add the labels of rows.
 
         Raises:
-            DataError: a row is not in the pool or has a label already.
+            DataError: a row is not in the pool or has a label already, or a label is missing.
         """
         numbers = np.atleast_1d(np.asarray(numbers))
         if len(numbers) != len(labels):
             raise DataError(f"labels: must be {len(numbers)}, one for each row, got {len(labels)}")
+        wrong = [label for label in labels if not isinstance(label, Hashable) or label is None or label != label]
+        if wrong:
+            raise DataError(f"labels: must be texts or numbers, none of them missing, got {wrong[0]!r}")
         for number, label in zip(numbers.tolist(), labels, strict=True):
             if not 0 <= number < len(self._rows) or number in self.labels:
                 raise DataError(f"numbers: must be rows of 0 … {len(self._rows) - 1} without a label, got {number}")

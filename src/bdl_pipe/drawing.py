@@ -4,7 +4,7 @@ SVG files store text as text, and equal input gives equal bytes.
 """
 
 import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, NamedTuple
@@ -96,18 +96,17 @@ class Drawing:
         return self.svg("figure")
 
     @styled
-    def svg(self, name: str, colours: Mapping[str, str] | None = None) -> str:
+    def svg(self, name: str) -> str:
         """Write the figure as an SVG element for a page.
 
         Args:
             name: the prefix of the ids in the element; it must be unique on the page.
-            colours: colour -> its replacement, such as a variable of the page's style sheet.
         """
         buffer, nothing = io.StringIO(), dict.fromkeys(("Date", "Creator", "Format", "Type"))
         self.figure.savefig(buffer, format="svg", metadata=nothing)
         slug, text = "".join(c if c.isalnum() else "-" for c in name), buffer.getvalue()
         changes = {'id="': f'id="{slug}-', "url(#": f"url(#{slug}-", 'xlink:href="#': f'href="#{slug}-'}
-        for old, new in {**changes, **(colours or {})}.items():
+        for old, new in changes.items():
             text = text.replace(old, new)
         label = f'<svg role="img" aria-label="{escape(self.alt, quote=True)}" '
         text = text[text.index("<svg") :].replace("<svg ", label, 1)

@@ -53,6 +53,13 @@ class DataError(UserError):
     """Raised for a data set with wrong files, columns, rows, labels, shapes or values."""
 
 
+class NothingToFit(DataError):
+    """Raised if the rows of a fit show nothing: their target is constant, or none of their inputs varies.
+
+    A decision then chooses at random until further rows differ.
+    """
+
+
 class Diverged(UserError):
     """Raised if the loss, weights or predictions of a fit became NaN or infinite.
 

@@ -1,10 +1,12 @@
 """The comparison of runs, from stored tables only: a folder of tables and pages, and tables in a terminal.
 
-``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json`` and the pages, ``index.html``.
+``report/`` holds ``comparison.{csv,parquet,md}``, ``coresets.csv``, ``metrics.json``, ``index.html`` and the folder
+``pages``: a page for each question that the stored scores answer, and the script that draws the figures.
 Restyling it needs no fit; equal inputs give equal bytes.
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -56,8 +58,12 @@ def build(
         (folder / "metrics.json").write_text(
             json.dumps(columns.metrics(table), indent=1, sort_keys=True) + "\n", encoding="utf-8"
         )
-        for name, html in page.render(table, provenance, dpi).items():
-            (folder / name).write_text(html, encoding="utf-8")
+        pages = page.render(table, provenance, dpi)
+        (folder / "index.html").write_text(pages.pop("index"), encoding="utf-8")
+        with artifacts.publish(folder / "pages", "report") as inner:
+            for name, html in pages.items():
+                (inner / f"{name}.html").write_text(html, encoding="utf-8")
+            shutil.copyfile(page.VEGA, inner / page.VEGA.name)
 
 
 def headlines(table: tables.Table) -> list[Grid]:
@@ -70,7 +76,7 @@ def headlines(table: tables.Table) -> list[Grid]:
 def _elsewhere(table: tables.Table) -> str:
     """Name the page of AUROC by other scores, if a run has some: the headline tables show only the default score."""
     more = {of.score for of in table.quantities() if of.score} - {DEFAULT_SCORE}
-    return f"\nAUROC here is by {DEFAULT_SCORE}; unseen.html has it by every score, set by set.\n" if more else ""
+    return f"\nAUROC here is by {DEFAULT_SCORE}; pages/unseen.html has it by every score, set by set.\n" if more else ""
 
 
 def show(grids: Sequence[Grid], console: Console, *, in_report: bool = True) -> None:

@@ -61,6 +61,7 @@ class Cell:
         paper: the paper's figure for this cell, as printed.
         colour: the CSS colour of a dot beside a name.
         hint: the text shown while the pointer is over the cell.
+        kinds: the kinds of a run by which a page hides its row, see :meth:`Table.kinds`.
     """
 
     text: str
@@ -70,6 +71,7 @@ class Cell:
     paper: str = ""
     colour: str = ""
     hint: str = ""
+    kinds: str = ""
 
     @property
     def figure(self) -> str:
@@ -90,6 +92,7 @@ class Grid:
         sources: the papers and tables with the papers' figures among the cells.
         remarks: notes and warnings, each with its runs.
         verdict: the conclusions, as sentences.
+        folded: whether a page shows it on demand.
     """
 
     head: list[str]
@@ -100,6 +103,7 @@ class Grid:
     sources: list[str] = field(default_factory=list)
     remarks: list[str] = field(default_factory=list)
     verdict: list[str] = field(default_factory=list)
+    folded: bool = False
 
 
 def headline_metrics() -> list[str]:
@@ -190,8 +194,8 @@ def by_score(table: Table, shown: Sequence[Column], **more: Any) -> Grid:
 
 def named(table: Table, run: RunInfo) -> Cell:
     """Return the cell that names a run, with its colour in the figures."""
-    colour = f"var(--m{table.marks[run.key].colour})"
-    return Cell(run.method.replace("_", " "), run.setting, colour=colour, hint=run.key)
+    name, colour = run.method.replace("_", " "), table.looks[run.key].colour
+    return Cell(name, run.setting, colour=colour, hint=run.key, kinds=table.kinds(run.key))
 
 
 def asked(table: Table, question: Question) -> list[Grid]:

@@ -14,9 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import pyarrow.parquet as pq
 
-from bdl_pipe import artifacts, figures
-from bdl_pipe.drawing import COLOURS, Drawing, Mark
-from bdl_pipe.figures import Series
+from bdl_pipe import artifacts
 from bdl_pipe.metrics import comparison
 from bdl_pipe.metrics.comparison import Difference
 from bdl_pipe.metrics.metric import Metric
@@ -24,7 +22,9 @@ from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import estimate
 
+from . import charts
 from .columns import NOTHING, Cell, Grid
+from .vega import Chart
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -62,9 +62,9 @@ class Played:
         return {m: last[last["metric"] == m].pivot(index="seed", columns="agent", values="value") for m in self.metrics}
 
     @property
-    def marks(self) -> dict[str, Mark]:
-        """Return agent -> its mark, the same in all figures of the decision."""
-        return {a: Mark(i % len(COLOURS), i // len(COLOURS)) for i, a in enumerate(self.agents)}
+    def looks(self) -> dict[str, dict[str, Any]]:
+        """Return agent -> its name and look, the same in all figures of the decision."""
+        return {a: {"name": a, "colour": f"var(--m{i % 10})", "dash": i // 10 % 3} for i, a in enumerate(self.agents)}
 
     def difference(self, one: str, other: str, comparisons: int = 1) -> Difference | None:
         """Return one agent's score minus another's, by the first metric; None for a single problem."""
@@ -166,10 +166,10 @@ def grid(played: Played) -> Grid:
     rivals = [name for name in ranked if name not in played.ruled(ORACLE)]
     chance, rows = _to_chance(played, rivals), list[list[Cell]]()
     for name in ranked:
-        agent, mark = played.agents[name], played.marks[name]
+        agent = played.agents[name]
         rule = " ".join(filter(None, (agent["rule"].replace("_", " "), agent.get("method", ""))))
         to_best = played.difference(name, rivals[0], len(rivals) - 1) if name in rivals[1:] else None
-        cells = [Cell(name, rule, colour=f"var(--m{mark.colour})")]
+        cells = [Cell(name, rule, colour=played.looks[name]["colour"])]
         for metric in played.metrics:
             mean, write = estimate(played.ends[metric][name].tolist()), writer(metric_or_loss(metric))
             error = "" if mean is None or mean.error is None else f"± {write(mean.error)}"
@@ -183,7 +183,7 @@ def grid(played: Played) -> Grid:
     return Grid(["Agent, rule", *labels, "to the best", "to uniform choices"], rows, title)
 
 
-def drawn(played: Played, name: str) -> list[Drawing]:
+def drawn(played: Played, name: str) -> list[Chart]:
     """Draw each metric that has several rounds, a line for each agent."""
     drawings, unit = [], "labels" if played.task["name"] == _LABELS else "rounds"
     for metric in played.metrics:
@@ -191,11 +191,11 @@ def drawn(played: Played, name: str) -> list[Drawing]:
         if part["round"].nunique() < 2:
             continue
         grouped = part.groupby(["agent", "round"])["value"]
-        points = grouped.agg(mean="mean", error="sem")
-        lines = [Series(agent, played.marks[agent], points.loc[agent]) for agent in played.agents]
+        points = grouped.agg(mean="mean", error="sem").fillna({"error": 0.0})
+        lines = {agent: points.loc[agent].itertuples(name=None) for agent in played.ranked()}
         log = str(played.task["name"]).endswith(_OPTIMUM) and bool((points["mean"] > 0).all())
-        title = f"{name}: {metric_or_loss(metric).label.lower()}"
-        drawings.append(figures.progress(lines, title, unit, higher=better(metric) > 0, log=log))
+        title, label = f"{name}: {metric_or_loss(metric).label.lower()}", metric_or_loss(metric).label
+        drawings.append(charts.lines(played.looks, lines, (title, unit, label), f"{title} at the end", log=log))
     return drawings
 
 

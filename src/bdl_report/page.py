@@ -1,4 +1,4 @@
-"""The report's pages: self-contained files that the templates beside this module render from stored tables.
+"""The report's pages: files that the templates beside this module render from stored tables.
 
 A page, and a section of it, is a template and a function that returns the template's data; :data:`PAGES`,
 :data:`SECTIONS` and :data:`CLOSING` list them in the order in which they are shown. A function that returns None leaves
@@ -14,22 +14,20 @@ from typing import Final
 
 import jinja2
 
-from bdl_pipe import figures
-from bdl_pipe.figures import Curve, Priced, Series
 from bdl_pipe.metrics import standings as which
 from bdl_pipe.metrics.joint import DYADIC, JOINT_DRAWS, JOINT_GAP
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.scores import Estimate, Quantity, average, estimate
 
-from . import columns, cross, explore, question_pages, students
+from . import cards, charts, columns, cross, explore, question_pages, students
 from .columns import SHIFTED, Cell, Column, Grid
 from .pictures import of_artifact
-from .question_pages import inline
 from .tables import RunInfo, Table
+from .vega import CONFIG, Chart
 
 CONFORMAL: Final = ("coverage_conformal", "size_conformal", "width_conformal")
 IMAGES: Final = 10  # A row of a coreset's picture shows at most this many images of a class.
-DRAWN_COSTS: Final = ("bytes", "fit_seconds", "seconds_per_1000")  # There is a figure of NLL against each of these.
+VEGA: Final = Path(__file__).parent / "templates/vega.js"
 Data = Mapping[str, object] | None
 _TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -38,26 +36,28 @@ _TEMPLATES: Final = jinja2.Environment(
     lstrip_blocks=True,
     undefined=jinja2.StrictUndefined,
 )
+_TEMPLATES.filters["kinds_of"] = lambda key, table: table.kinds(key)
 
 
 def headline(table: Table) -> Data:
-    """Return the table of all runs."""
-    whole = columns.headline(table)
+    """Return the cards, the first figures, the verdict and the table of all runs."""
+    whole, standings = columns.headline(table), table.standings()
     grid = columns.by_run(table, whole.head[2:], [row[2:] for row in whole.rows], hints=whole.hints)
-    return {"grid": grid, "sources": whole.sources, "verdict": whole.verdict}
-
-
-def which_one(table: Table) -> Data:
-    """Return the differences of all runs from the best and from the deterministic network, and the conclusions."""
-    standings = which.standings(table.candidates())
-    names = {run.key: columns.named(table, run) for run in table.runs}
-    return {"standings": standings, "sentences": which.sentences(standings), "names": names} if standings else None
+    drawn = [charts.differences(table, standings)] if standings else []
+    drawn += [front] if (front := charts.pareto(table)) else []
+    data = {"grid": grid, "sources": whole.sources, "verdict": whole.verdict, "figures": drawn, "standings": standings}
+    data |= {"names": {run.key: columns.named(table, run) for run in table.runs}}
+    absent, warnings = (
+        len(table.runs) - len(table.done.runs),
+        [text for kind, text in table.remarks() if kind == "warn"],
+    )
+    return data | {"cards": cards.cards(table.candidates(), warnings, absent)}
 
 
 def chains(table: Table) -> Data:
     """Return the diagnostics of Markov chains, and the traces of their predictions."""
     by_key = table.chains()
-    drawn = [inline(figures.traces(one.traces, key), f"traces-{key}") for key, one in by_key.items() if one.traces]
+    drawn = [figure for key, one in by_key.items() for figure in charts.traces(one.traces, key)]
     return {"grid": columns.diagnostics(by_key), "figures": drawn} if by_key else None
 
 
@@ -88,16 +88,17 @@ def coresets_by_protocol(table: Table) -> Data:
 def severity(table: Table) -> Data:
     """Return the figures of mean scores over corruptions against severity, from 0 (clean) to 5."""
     levels = sorted({of.severity for of in table.quantities() if of.severity is not None})
-    drawn = list[Mapping[str, object]]()
+    drawn = list[Chart]()
     for metric in SHIFTED if levels else ():
         at = {0: Quantity(metric)} | {level: Quantity(metric, "corrupted", severity=level) for level in levels}
-        curves = []
-        for run in table.done.runs:
-            points = [(level, e) for level, of in at.items() if (e := table.estimate(run.key, of))]
-            curves.append(Curve(table.names[run.key], table.marks[run.key], points))
-        alt = f"{metric} at severity {levels[-1]} of corruption"
-        drawing = figures.curves(curves, metric, "severity (0: clean test set)", alt)
-        drawn.append(inline(drawing, f"sev-{table.dataset}-{metric}"))
+        points = {
+            run.key: charts.estimates([(n, e) for n, of in at.items() if (e := table.estimate(run.key, of))], metric)
+            for run in table.done.runs
+        }
+        titles = (metric_of(metric).label, "severity (0: clean test set)", columns.short(metric))
+        drawn.append(
+            charts.lines(charts.runs(table, points), points, titles, f"{metric} at severity {levels[-1]}", dots=True)
+        )
     return {"figures": drawn} if drawn else None
 
 
@@ -108,27 +109,13 @@ def corruptions(table: Table) -> Data:
     return {"grids": [columns.by_score(table.done, some) for some in shown]} if names else None
 
 
-def cost(table: Table) -> Data:
-    """Return the figure of NLL against each cost."""
-    priced = []
-    for key, nll in table.finite(Quantity("nll")).items():
-        costs = {name: table.estimate(key, Quantity(name, "cost")) for name in DRAWN_COSTS}
-        paid = {name: estimate.mean for name, estimate in costs.items() if estimate}
-        priced.append(Priced(table.names[key], table.marks[key], nll, paid))
-    drawing = figures.against_costs(priced, DRAWN_COSTS)
-    return {"figures": [inline(drawing, f"cost-{table.dataset}")]} if drawing else None
-
-
 def together(table: Table) -> Data:
     """Return the joint scores of groups of test rows around two anchors, the gap of random pairs, and the lines."""
     shown = [Column(metric.label, Quantity(metric.name)) for metric in (*DYADIC, JOINT_GAP, JOINT_DRAWS)]
     if not {metric.name for metric in DYADIC} & {of.metric for of in table.quantities()}:
         return None
-    points = table.drawn["same_class"]
-    with_line = [run.key for run in table.runs if run.key in points]
-    lines = [Series(table.names[key], table.marks[key], points[key]) for key in with_line]
-    drawn = [inline(figures.same_class(lines), f"same-{table.dataset}")] if lines else []
-    return {"grid": columns.by_score(table.done, shown), "figures": drawn}
+    points = {run.key: of for run in table.runs if (of := table.drawn["same_class"].get(run.key)) is not None}
+    return {"grid": columns.by_score(table.done, shown), "figures": charts.same_class(table, points) if points else []}
 
 
 def coreset_images(table: Table) -> Data:
@@ -145,8 +132,8 @@ def steps(table: Table) -> Data:
         if run.step is not None:
             groups.setdefault(run.step.group, {}).setdefault((run.method, run.setting), []).append(run)
     experiments = []
-    for number, lines in enumerate(groups.values()):
-        drawn, grids, first = list[Mapping[str, object]](), list[Grid](), table.only(runs[0] for runs in lines.values())
+    for lines in groups.values():
+        drawn, grids, first = list[Chart](), list[Grid](), table.only(runs[0] for runs in lines.values())
         for metric in SHIFTED:
             scores = {runs[0].key: over_orders(table, runs, metric) for runs in lines.values()}
             counts, rows = sorted({count for points in scores.values() for count, _ in points}), []
@@ -159,9 +146,11 @@ def steps(table: Table) -> Data:
                 rows.append([Cell(first.names[runs[0].key]), Cell(str(orders)), *cells])
             head = ["Method", "Orders", *(f"{count} classes" for count in counts)]
             grids.append(Grid(head, rows, metric_of(metric).label))
-            curves = [Curve(first.names[key], first.marks[key], points) for key, points in scores.items()]
-            drawing = figures.curves(curves, metric, "classes so far", f"{metric} after the last step")
-            drawn.append(inline(drawing, f"increments-{number}-{metric}"))
+            curves = {key: charts.estimates(points, metric) for key, points in scores.items()}
+            titles = (metric_of(metric).label, "classes so far", columns.short(metric))
+            drawn.append(
+                charts.lines(charts.runs(first, curves), curves, titles, f"{metric} after the last step", dots=True)
+            )
         experiments.append({"step": first.runs[0].step, "figures": drawn, "grids": grids})
     return {"groups": experiments} if experiments else None
 
@@ -198,14 +187,12 @@ class Section:
 
 SECTIONS: Final = (  # Each data set has these sections.
     Section("headline", "", headline),
-    Section("which", "Which one?", which_one),
     Section("chains", "Markov chains", chains),
     Section("students", "Students", imitation),
     Section("recalibration", "Recalibration", recalibration),
     Section("coresets", "Coresets under each protocol", coresets_by_protocol),
     Section("severity", "Score against severity", severity),
-    Section("corruptions", "Accuracy % by corruption", corruptions),
-    Section("cost", "NLL against cost", cost),
+    Section("corruptions", "Corruption by corruption", corruptions),
     Section("joint", "Several inputs together", together),
     Section("images", "Coreset images", coreset_images),
 )
@@ -222,13 +209,17 @@ def index(table: Table) -> Data:
 
 
 def decisions(table: Table) -> Data:
-    """Return the sentences, curves and table of each decision that has been played."""
+    """Return the sentences, curves and table of each decision that has been played; None if none has."""
     parts = dict[str, Mapping[str, object]]()
     for key, place in table.decisions.items():
         if (played := explore.read(place)) is not None:
-            drawn = [inline(one, f"{key}-{number}") for number, one in enumerate(explore.drawn(played, key))]
-            parts[key] = {"sentences": explore.sentences(played), "figures": drawn, "grids": [explore.grid(played)]}
-    return {"parts": parts}
+            parts[key] = {
+                "sentences": explore.sentences(played),
+                "figures": explore.drawn(played, key),
+                "grids": [explore.grid(played)],
+                "table": None,
+            }
+    return {"parts": parts} if parts else None
 
 
 PAGES: Final = (
@@ -242,14 +233,16 @@ PAGES: Final = (
 
 
 def render(table: Table, provenance: Mapping[str, object], dpi: int) -> dict[str, str]:
-    """Return the HTML of each page, by the name of its file.
+    """Return the HTML of each page that has data, by its name.
 
     Args:
         provenance: facts for the page's head, in order; only these and the run records differ between equal runs.
         dpi: CSS pixels per inch of a figure.
     """
-    common = {"provenance": provenance, "dpi": dpi, "pages": PAGES}
-    return {f"{page.name}.html": html for page, html in _rendered(PAGES, table, **common)}
+    pages = [(page, data) for page in PAGES if (data := page.data(table)) is not None]
+    common = {"table": table, "provenance": provenance, "dpi": dpi, "config": CONFIG}
+    common |= {"pages": [page for page, _ in pages]}
+    return {page.name: _html(page, data, **common) for page, data in pages}
 
 
 def markdown(grids: Sequence[Grid]) -> str:
@@ -257,10 +250,11 @@ def markdown(grids: Sequence[Grid]) -> str:
     return _TEMPLATES.get_template("tables.md").render(grids=grids)
 
 
-def _rendered(sections: Sequence[Section], table: Table, **more: object) -> list[tuple[Section, str]]:
+def _rendered(sections: Sequence[Section], table: Table) -> list[tuple[Section, str]]:
     """Return the HTML of the sections that have data."""
-    with_data = [(section, data) for section in sections if (data := section.data(table)) is not None]
-    return [
-        (section, _TEMPLATES.get_template(f"{section.name}.html").render(data, section=section, table=table, **more))
-        for section, data in with_data
-    ]
+    found = ((section, section.data(table)) for section in sections)
+    return [(section, _html(section, data, table=table)) for section, data in found if data is not None]
+
+
+def _html(section: Section, data: Mapping[str, object], **common: object) -> str:
+    return _TEMPLATES.get_template(f"{section.name}.html").render(data, section=section, **common)

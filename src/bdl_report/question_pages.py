@@ -4,33 +4,28 @@ The page of unseen rows has every OOD score on every set; the stage ``scores`` c
 that ``evaluate`` stores, and they are read here.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Final
+from typing import Any, Final
 
-from bdl_pipe import drawing, figures
-from bdl_pipe.drawing import INK, LINE, MUTED, Drawing
 from bdl_pipe.metrics import DETECTION, ood
 from bdl_pipe.metrics.metric import Question
 from bdl_pipe.metrics.ood.rows import label_of
 from bdl_pipe.metrics.ood.table import GROUPS, Figure, Group, Result, scores_in
-from bdl_pipe.metrics.pit import band
 from bdl_pipe.scores import DEFAULT_SCORE, Quantity
 
-from . import columns
+from . import charts, columns
 from .columns import NOTHING, Cell, Column, Grid
 from .questions import SENTENCES
 from .tables import Table
+from .vega import Chart
 
-COLOURS: Final = {INK: "var(--ink)", MUTED: "var(--muted)", LINE: "var(--line)"} | {
-    colour: f"var(--m{number})" for number, colour in enumerate(drawing.COLOURS)
-}
-"""Colour of a figure -> the CSS variable that replaces it, whose values for light and dark are in ``style.css``."""
 SHOWN: Final = {"auroc": "AUROC %", "fpr95": "FPR95 %"}
 Answer = tuple[list[str], list[Grid]]
-Drawn = list[Mapping[str, object]]
+Drawn = list[Chart]
 
 
 @dataclass(frozen=True)
@@ -48,15 +43,15 @@ class Page:
     draw: Callable[[Table], Drawn]
 
 
-def answers(table: Table, question: Question) -> Mapping[str, object]:
-    """Return a page's contents for each data set that has scores for its question."""
+def answers(table: Table, question: Question) -> Mapping[str, object] | None:
+    """Return a page's contents for each data set that has scores for its question; None if none has."""
     page, parts = PAGES[question], {}
     for dataset, whole in table.by_dataset().items():
         part = whole.done
         sentences, grids = page.answer(part)
         if grids:
-            parts[dataset] = {"sentences": sentences, "figures": page.draw(part), "grids": grids}
-    return {"parts": parts}
+            parts[dataset] = {"sentences": sentences, "figures": page.draw(part), "grids": grids, "table": part}
+    return {"parts": parts} if parts else None
 
 
 def by_metrics(table: Table, question: Question) -> Answer:
@@ -66,38 +61,49 @@ def by_metrics(table: Table, question: Question) -> Answer:
 
 def reliability(table: Table) -> Drawn:
     """Draw the reliability diagrams."""
-    bins = table.drawn["calibration"]
-    return [
-        inline(figures.reliability(bins[r.key], table.names[r.key], table.marks[r.key]), f"rel-{r.key}")
-        for r in table.runs
-        if r.key in bins
-    ]
+    return [charts.reliability(table, key, bins) for key, bins in _drawn(table, "calibration").items()]
 
 
 def pit(table: Table) -> Drawn:
-    """Draw the histograms of F(y)."""
-    drawn = []
-    for run in table.runs:
-        if (count := table.drawn["pit"].get(run.key)) is not None:
-            low, high = band(int(count.sum()), len(count))
-            histogram = figures.pit(count, low, high, table.names[run.key], table.marks[run.key])
-            drawn.append(inline(histogram, f"pit-{run.key}"))
-    return drawn
+    """Draw the coverage of intervals at each level, and the histograms of F(y)."""
+    counts = _drawn(table, "pit")
+    first = [charts.coverage(table, counts)] if counts else []
+    return [*first, *(charts.pit(table, key, count) for key, count in counts.items())]
 
 
 def risk(table: Table) -> Drawn:
-    """Draw the risk against coverage, all runs together."""
-    risks = table.drawn["risk"]
-    runs = [run for run in table.runs if run.key in risks]
-    lines = {table.names[run.key]: risks[run.key] for run in runs}
-    wrong = Quantity("accuracy") in table.quantities()
-    marks = [table.marks[run.key] for run in runs]
-    return [inline(figures.risk(lines, marks, wrong=wrong), f"risk-{table.dataset}")] if lines else []
+    """Draw the risk against coverage, and the cost of decisions, of all runs together."""
+    risks, wrong = _drawn(table, "risk"), Quantity("accuracy") in table.quantities()
+    points = {key: [(100 * x, y * (100 if wrong else 1), 0.0) for x, y in of.items()] for key, of in risks.items()}
+    what = "wrong answers among the accepted, %" if wrong else "mean squared error of the accepted"
+    titles, alt = (
+        ("Risk of the accepted rows", "accepted rows, %", what),
+        f"{what}, at 80 %",
+    )
+    drawn = (
+        [charts.lines(charts.runs(table, points), points, titles, alt, log=wrong, at=80, rules=(1, 5) * wrong)]
+        if points
+        else []
+    )
+    return [*drawn, *([cost] if (cost := charts.rejection(table, _drawn(table, "calibration"))) else [])]
 
 
-def inline(figure: Drawing, name: str) -> Mapping[str, object]:
-    """Return a figure as an element of the page, in the page's colours, and its width."""
-    return {"inline": figure.svg(name, COLOURS), "inches": figure.inches}
+def seen(table: Table) -> Drawn:
+    """Draw the AUROC of each score of each run, on near and on far sets."""
+    drawn = []
+    for group in GROUPS:
+        found = {
+            key: {label_of(score): (100 * f.mean("auroc"), 100 * f.error("auroc")) for score, f in of.items()}
+            for key, one in _drawn(table, "ood").items()
+            if (of := one.figures.get(group))
+        }
+        drawn += [charts.detection(table, found, f"AUROC on {group} sets by each score")] if found else []
+    return drawn
+
+
+def _drawn(table: Table, name: str) -> dict[str, Any]:
+    """Return run -> its stored table of this name, in the order of the runs."""
+    return {run.key: table.drawn[name][run.key] for run in table.runs if run.key in table.drawn[name]}
 
 
 def unseen(table: Table) -> Answer:
@@ -115,12 +121,14 @@ def unseen(table: Table) -> Answer:
 
 
 def _of_group(table: Table, results: Sequence[Result], group: Group, metric: str) -> Grid:
-    """Return the table of runs by scores, averaged over a group's sets; each run's best AUROC scores are bold."""
-    scores, rows = scores_in(results), list[list[Cell]]()
-    for one in results:
-        figures_of_run = one.figures.get(group, {})
-        best = set(one.tied(group)) if figures_of_run and metric == "auroc" else set[str]()
-        rows.append([_cell(figures_of_run.get(score), metric, best=score in best) for score in scores])
+    """Return the table of runs by scores, averaged over a group's sets; the best run by a score is bold."""
+    scores, found, by_score = scores_in(results), [one.figures.get(group, {}) for one in results], list[list[Cell]]()
+    for score in scores:
+        means = [of[score].mean(metric) * (1 if metric == "auroc" else -1) if score in of else math.nan for of in found]
+        different = {mean for mean in means if not math.isnan(mean)}
+        best = max(different) if len(different) > 1 else math.nan
+        by_score.append([_cell(of.get(score), metric, best=m == best) for of, m in zip(found, means, strict=True)])
+    rows = [[column[i] for column in by_score] for i in range(len(found))]
     sets = ", ".join(dict.fromkeys(name for one in results for name in one.sets.get(group, ())))
     title = f"{SHOWN[metric]} by each score, on {group} sets ({sets})"
     return columns.by_run(table, [label_of(score) for score in scores], rows, title=title)
@@ -144,7 +152,7 @@ def _by_set(table: Table) -> list[Grid]:
             some = columns.with_figures(table, wanted)
             shown += some
             groups += [(f"score: {score.replace('_', ' ')}", len(some))] if some else []
-        grids.append(columns.by_score(table, shown, title=f"against {other}", groups=groups))
+        grids.append(columns.by_score(table, shown, title=f"against {other}", groups=groups, folded=True))
     return grids
 
 
@@ -152,5 +160,5 @@ PAGES: Final[Mapping[Question, Page]] = {
     "trust": Page("Can I trust its probabilities?", partial(by_metrics, question="trust"), reliability),
     "intervals": Page("Are its intervals right?", partial(by_metrics, question="intervals"), pit),
     "refuse": Page("Which predictions should I reject?", partial(by_metrics, question="refuse"), risk),
-    "unseen": Page("Does it know what it has not seen?", unseen, lambda _: []),
+    "unseen": Page("Does it know what it has not seen?", unseen, seen),
 }

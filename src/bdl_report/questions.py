@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from bdl_pipe.metrics.metric import Question
-from bdl_pipe.metrics.standings import Candidate, difference
+from bdl_pipe.metrics.standings import SEEDS, Candidate, difference
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.scores import Quantity, average
@@ -19,10 +19,11 @@ from bdl_pipe.scores import Quantity, average
 from .choice import coverage, finite, loss, off_by_width
 
 FALSE_ALARMS: Final = 0.05
+TESTS: Final = ("ece_adaptive_p", "ece_class_wise_p", "ece_smooth_p")
 
 
 def trust(candidates: Sequence[Candidate]) -> list[str]:
-    """Name the runs without detected miscalibration, and the run with the smallest error."""
+    """Name the runs without detected miscalibration by any of three tests, and the run with the smallest error."""
     scored = finite(candidates, "ece_adaptive")
     if not scored:
         return []
@@ -30,7 +31,7 @@ def trust(candidates: Sequence[Candidate]) -> list[str]:
     chance, p = _written(best, "ece_adaptive_expected"), p_value(best, "ece_adaptive_p")
     smallest = f"{best.name} has the smallest adaptive ECE, {_written(best, 'ece_adaptive')} %"
     return [
-        f"Probabilities: {_shown(scored, 'ece_adaptive_p', 'adaptive ECE above chance')}",
+        f"Probabilities: {_shown(scored, TESTS, 'adaptive, class-wise or smooth ECE above chance')}",
         f"Smallest error: {smallest}; by chance alone it would be {chance} % (p = {p:.2g}).",
     ]
 
@@ -51,7 +52,7 @@ def intervals(candidates: Sequence[Candidate]) -> list[str]:
     wrong = [f"too {x} targets inside for {', '.join(names)}" for x, names in (("few", few), ("many", many)) if names]
     rest = f"a share that agrees with 90 % for all {'others' if wrong else 'runs'}"
     return [
-        f"Distributions: {_shown(scored, 'pit_p', 'F(y) not uniform')}",
+        f"Distributions: {_shown(scored, ('pit_p',), 'F(y) not uniform')}",
         f"90 % intervals: {'; '.join([*wrong, rest])}.",
         *(f"{one.name}: {warning}." for one in candidates if (warning := off_by_width(one))),
         f"Narrowest at equal coverage: {first(candidates, 'width_at_90')}",
@@ -95,24 +96,38 @@ def first(candidates: Sequence[Candidate], metric: str) -> str:
     gaps = {name: gap for name, gap in differences.items() if gap is not None and math.isfinite(gap.error)}
     if not gaps:
         return f"{text} The errors of differences are unknown: there is one split, without scores by row."
+    known = {name: gap for name, gap in gaps.items() if math.isfinite(gap.half)}
+    if few := len(gaps) - len(known):
+        text += f" Fewer than {SEEDS} seeds: {few} of {len(gaps)} differences from it are not established."
+    gaps = known
     tied = [name for name, gap in gaps.items() if not gap.apart]
-    if len(gaps) < len(differences):
-        text += f" {len(differences) - len(gaps)} others cannot be compared with it in pairs."
+    if not gaps:
+        return text
+    if len(gaps) + few < len(differences):
+        text += f" {len(differences) - len(gaps) - few} others cannot be compared with it in pairs."
     if not tied:
         return f"{text} All others that can be compared are significantly worse."
     worse = f"{len(gaps) - len(tied)} of {len(gaps)} others are significantly worse"
     return f"{text} It is statistically tied with {', '.join(tied)}; {worse}."
 
 
-def p_value(one: Candidate, metric: str) -> float:
-    """Return the joint p-value of all fits of a run, see the module; NaN if no fit has one."""
+def p_value(one: Candidate, *metrics: str) -> float:
+    """Return the joint p-value of all fits of a run, see the module; NaN if no fit has one.
+
+    Of several tests it is the smallest p-value times their number (Bonferroni), so that a run counts as miscalibrated
+    by any of them with at most the error rate of one.
+    """
+    if len(metrics) > 1:
+        of_tests = [p for metric in metrics if not math.isnan(p := p_value(one, metric))]
+        return min(1.0, len(of_tests) * min(of_tests)) if of_tests else math.nan
+    (metric,) = metrics
     of_fits = [p for group in one.scores.groups(Quantity(metric)) for p in group]
     return math.nan if not of_fits else of_fits[0] if len(of_fits) == 1 else min(1.0, 2 * average(of_fits))
 
 
-def _shown(scored: Sequence[Candidate], p: str, error: str) -> str:
-    """Write how many runs the test with the p-value ``p`` shows to be miscalibrated, and the names of the others."""
-    right, test = [one.name for one in scored if p_value(one, p) > FALSE_ALARMS], f"{error}, 5 % level"
+def _shown(scored: Sequence[Candidate], tests: Sequence[str], error: str) -> str:
+    """Write how many runs the tests with these p-values show to be miscalibrated, and the names of the others."""
+    right, test = [one.name for one in scored if p_value(one, *tests) > FALSE_ALARMS], f"{error}, 5 % level"
     if not right:
         return f"all {len(scored)} runs are miscalibrated ({test})."
     wrong = len(scored) - len(right)

@@ -7,21 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
+from zlib import crc32
 
 import pyarrow
 import pyarrow.parquet
 
 from bdl_pipe import artifacts, scores
 from bdl_pipe.data.config import IncrementConfig
-from bdl_pipe.drawing import COLOURS, Mark
 from bdl_pipe.metrics import ood
-from bdl_pipe.metrics.standings import Candidate
+from bdl_pipe.metrics.standings import Candidate, Standing, standings
+from bdl_pipe.registry import METHODS
 from bdl_pipe.scores import COLUMNS, KEYS, SCHEMA, Estimate, Quantity, RunScores, Set
 
 from .choice import off_by_width
 from .verdict import optimal
 
+COLOURS: Final = 10  # the page's colours
 ABSENT: Final = "no result: the evaluation is absent"
 DRAWN: Final[Mapping[str, Callable[[Path], Any]]] = {  # the name of a table beside the scores -> its reader
     "calibration": scores.merged_bins,
@@ -111,6 +113,13 @@ class RunInfo:
     scores: Path | None = None
 
 
+class Look(NamedTuple):
+    """A run's colour, as CSS, and the number of its dashes."""
+
+    colour: str
+    dash: int
+
+
 @dataclass(frozen=True)
 class Table:
     """All stored results of some runs.
@@ -119,22 +128,45 @@ class Table:
         runs: the runs to show: all, or the runs on one data set.
         scores: run -> its scores, for runs that have some.
         drawn: the name of a table -> run -> what its reader returns, for runs that have it; see :data:`DRAWN`.
-        marks: run -> its mark, the same in all figures.
+        looks: run -> its colour and dashes, the same in all figures.
         dataset: the data set of all runs; empty if the table is not of one data set.
         decisions: decision -> the folder of its ``decide`` artifact, which may be absent.
+        compared: data set -> the standings of its runs, kept here after they are first read.
     """
 
     runs: tuple[RunInfo, ...]
     scores: Mapping[str, RunScores]
     drawn: Mapping[str, Mapping[str, Any]]
-    marks: Mapping[str, Mark]
+    looks: Mapping[str, Look]
     dataset: str = ""
     decisions: Mapping[str, Path] = field(default_factory=dict)
+    compared: dict[str, list[Standing]] = field(default_factory=dict)
 
     def by_dataset(self) -> dict[str, "Table"]:
-        """Return the results of the runs on each data set."""
+        """Return the results of the runs on each data set, the lowest NLL first."""
+        nll = {key: of.mean for key, of in self.finite(Quantity("nll")).items()}
         names = dict.fromkeys(run.dataset for run in self.runs)
-        return {n: replace(self.only(run for run in self.runs if run.dataset == n), dataset=n) for n in names}
+        ordered = sorted(self.runs, key=lambda run: nll.get(run.key, math.inf))
+        return {n: replace(self.only(run for run in ordered if run.dataset == n), dataset=n) for n in names}
+
+    def standings(self) -> list[Standing]:
+        """Compare the runs on the table's data set; called on a table of all of them before one of some of them."""
+        if self.dataset not in self.compared:
+            self.compared[self.dataset] = standings(self.candidates())
+        return self.compared[self.dataset]
+
+    def kinds(self, key: str) -> str:
+        """Return the kinds of a run by which a page hides it: ``coreset``, ``untied`` (worse than the best).
+
+        A run of too few seeds is ``untied`` if it is worse than the best by two standard errors over test rows.
+        """
+        coresets = {run.key for run in self.runs if run.coreset is not None}
+        untied = {
+            one.candidate.key
+            for one in (self.standings() if self.dataset else ())
+            if (gap := one.to_best) and gap.mean > (gap.half if math.isfinite(gap.half) else 2 * gap.error)
+        }
+        return " ".join(kind for kind, keys in (("coreset", coresets), ("untied", untied)) if key in keys)
 
     def only(self, runs: Iterable[RunInfo]) -> "Table":
         """Return the results of some of the runs."""
@@ -221,7 +253,7 @@ def gather(runs: Sequence[RunInfo]) -> Table:
         for name, folder in product(DRAWN, folders):
             if (folder / f"{name}.parquet").is_file():
                 drawn[name][run.key] = DRAWN[name](folder / f"{name}.parquet")
-    return Table(tuple(runs), scores_of, drawn, _marks(runs))
+    return Table(tuple(runs), scores_of, drawn, {run.key: look(run, runs) for run in runs})
 
 
 def _folders(run: RunInfo) -> list[Path]:
@@ -236,14 +268,20 @@ def _folders(run: RunInfo) -> list[Path]:
     return folders
 
 
-def _marks(runs: Sequence[RunInfo]) -> dict[str, Mark]:
-    """Return each run's mark: a colour by method, a shape by setting; if colours repeat, the shapes differ."""
-    methods, marks = list(dict.fromkeys(run.method for run in runs)), {}
-    for run in runs:
-        more, colour = divmod(methods.index(run.method), len(COLOURS))
-        alike = (r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
-        marks[run.key] = Mark(colour, list(dict.fromkeys(alike)).index(run.setting) + more)
-    return marks
+def look(run: RunInfo, runs: Sequence[RunInfo]) -> Look:
+    """Return a run's look: the colour by the method's family, its shade by the method, the dashes by the setting.
+
+    The colour depends on the method alone, so that another run changes no colour.
+    """
+    families = {name: METHODS.module(name).removeprefix("bdl_pipe.").split(".")[0] for name in METHODS}
+    known, family = list(dict.fromkeys(families.values())), families.get(run.method, run.method)
+    colours = [known.index(family) if family in known else crc32(family.encode()) % COLOURS]
+    colours += range(len(known), COLOURS) if family == "baselines" else ()  # they have little in common
+    number = [name for name, of in families.items() if of == family].index(run.method) if family in known else 0
+    base = f"var(--m{colours[number % len(colours)] % COLOURS})"
+    shades = (base, f"color-mix(in oklab, {base} 55%, var(--ink))", f"color-mix(in oklab, {base} 55%, var(--page))")
+    settings = dict.fromkeys(r.setting for r in runs if (r.method, r.dataset) == (run.method, run.dataset))
+    return Look(shades[number // len(colours) % 3], list(settings).index(run.setting) % 3)
 
 
 def write_comparison(table: Table, folder: Path) -> None:

@@ -2,9 +2,9 @@
 
 Each sentence is a function of stored scores. docs/reading-the-report.md has the rules, :mod:`.choice` the figures.
 
-On one split a difference from a run of one seed is not established: another seed, or another processor with the same
-seed, makes another fit, and one fit does not show by how much fits differ. Splits are repeats of the fit, so that one
-seed for each split is enough.
+On one split a difference from a run of fewer than three seeds is not established: another seed, or another processor
+with the same seed, makes another fit, and one or two fits do not show by how much fits differ. Splits are repeats of
+the fit, so that one seed for each split is enough.
 """
 
 import math
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from bdl_pipe.metrics.comparison import Difference
-from bdl_pipe.metrics.standings import BASELINE, Candidate, difference
+from bdl_pipe.metrics.standings import BASELINE, SEEDS, Candidate, difference
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import seconds
 from bdl_pipe.registry import METHODS
@@ -20,7 +20,7 @@ from bdl_pipe.scores import Quantity, average
 
 from .choice import LEVEL, Choice, choose, coverage, finite, fit_seconds, half_width, loss, split_seconds
 
-ONE_SEED: Final = "not established (one seed)"
+FEW_SEEDS: Final = f"not established (fewer than {SEEDS} seeds)"
 _PREDICT: Final = Quantity("seconds_per_1000", "cost")
 _MOST_SPLITS: Final = 20
 _NUMBERS: Final = ("One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
@@ -50,8 +50,9 @@ def verdict(candidates: Sequence[Candidate]) -> list[str]:
         limits.append(f"{picked}, so that score is optimistic.")
     if nll.best.scores.splits == 1:
         limits.append("With a single train/test split, another split could give another ranking.")
-    if few := sum(one.one_seed for one in nll.ordered):
-        limits.append(f"{few} of {len(nll.ordered)} runs have one seed: give them three (seeds: 3) to compare them.")
+    if few := sum(one.few_seeds for one in nll.ordered):
+        lacking = f"{few} of {len(nll.ordered)} runs have fewer than {SEEDS} seeds"
+        limits.append(f"{lacking}: give them {SEEDS} (seeds: {SEEDS}) to compare them.")
     return [*sentences, *([f"Caution: {' '.join(limits)}"] if limits else [])]
 
 
@@ -67,8 +68,8 @@ def taking(choice: Choice) -> str:
         text = f"use {taken.name}. {tie}, and {cheap}. Its {label} is {_value(taken, choice.metric)}"
         return f"{text}; {best.name} has the best, {value} ({_of(choice, taken)})."
     end = "highest" if metric_of(choice.metric).better > 0 else "lowest"
-    if best.one_seed:
-        return f"{ONE_SEED}: {best.name} has the {end} {label}, {value}."
+    if best.few_seeds:
+        return f"{FEW_SEEDS}: {best.name} has the {end} {label}, {value}."
     text, faster = f"use {best.name}: its {label}, {value}, is the {end}", choice.faster(best)
     if not math.isfinite(fit_seconds(best)):
         return f"{text}; the time of its fit is not recorded."
@@ -85,7 +86,7 @@ def calibration(one: Candidate) -> str:
     if off is not None:
         answer = "this agrees with 90 %" if not off.apart else "too few" if off.mean < 0 else "too many"
         share = f"{100 * (LEVEL + off.mean):.1f} ± {100 * off.error:.1f} %"
-        return f" Its 90 % intervals cover {share} of the test targets: {ONE_SEED if one.one_seed else answer}."
+        return f" Its 90 % intervals cover {share} of the test targets: {FEW_SEEDS if one.few_seeds else answer}."
     return f" Its ECE is {100 * average(ece):.2f} %." if ece and math.isfinite(average(ece)) else ""
 
 
@@ -96,7 +97,7 @@ def cheapest(choice: Choice) -> str:
     if not math.isfinite(fit_seconds(taken)):
         return "the times of the fits are not recorded."
     predicts = taken.scores.estimate(_PREDICT)
-    named = f"{ONE_SEED}: {taken.name}, with the best {label}," if taken.one_seed else taken.name
+    named = f"{FEW_SEEDS}: {taken.name}, with the best {label}," if taken.few_seeds else taken.name
     text = f"{named} fits in {seconds(fit_seconds(taken))}"
     text += f" and predicts 1,000 rows in {seconds(predicts.mean)}" if predicts and math.isfinite(predicts.mean) else ""
     if taken is not choice.best:
@@ -132,12 +133,12 @@ def worth(candidates: Sequence[Candidate], metric: str) -> str:
     for rival in rivals:
         gap = difference(best, rival, len(networks), metric)  # the interval allows for the choice of the best network
         group = tied if gap is None or not gap.apart else better if gap.mean < 0 else worse
-        group = single if best.one_seed or rival.one_seed else group
+        group = single if best.few_seeds or rival.few_seeds else group
         group.append(f"{rival.name} ({_gap(gap, metric)})")
     verbs = {"is worse than": worse, "is statistically tied with": tied, "is better than": better}
-    verbs["differs on one seed from"] = single
+    verbs[f"differs, with fewer than {SEEDS} seeds, from"] = single
     parts = [f"{verb} {', '.join(names)}" for verb, names in verbs.items() if names]
-    answer = "No" if worse else "Not established" if tied else ONE_SEED.capitalize() if single else "Yes"
+    answer = "No" if worse else "Not established" if tied else FEW_SEEDS.capitalize() if single else "Yes"
     answer += ", against a plain network" if without else ""
     many = f"the best of {len(networks)}"
     of = f"{best.name}, {many} Bayesian networks," if len(networks) > 1 else best.name

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bdl_decisions import Arms, Maximise, Pool
-from bdl_pipe.errors import ArtifactError, ConfigError, DataError
+from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 
 
 def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) -> None:
@@ -63,6 +63,35 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
     assert (Pool.load(tmp_path / "pool.json").ask(5) == pool.ask(5)).all()
 
 
+def _labelled(labels: str, rule: str) -> Pool:
+    """Return a pool of 30 rows, of which ten have a label, whose posterior has one draw."""
+    rows = np.random.default_rng(0).normal(size=(30, 2))
+    pool = Pool(rows, "deterministic", rule, pace=0.01, start=10)
+    pool.tell(range(10), [labels[number % len(labels)] for number in range(10)])
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("rows", "values"),
+    [
+        (np.random.default_rng(0).random((10, 2)), np.full(10, 3.0)),
+        (np.full((10, 2), 0.5), np.arange(10.0)),
+        (np.random.default_rng(0).random((10, 2)), np.arange(10) == 7),  # only a validation row differs
+    ],
+)
+def test_a_search_goes_on_where_there_is_nothing_to_fit(rows: np.ndarray, values: np.ndarray) -> None:
+    search = Maximise([(0.0, 1.0)] * 2, "vbll", pace=0.01)
+    search.tell(rows, values)
+    assert np.unique(search.ask(3), axis=0).shape == (3, 2)
+
+
+def test_bandits_and_pools_go_on_with_equal_rewards_and_one_class() -> None:
+    bandit = Arms(2, "linear", initial=5)
+    for number in range(10):
+        bandit.tell([float(number)], bandit.ask([float(number)]), 1.0)
+    assert bandit.ask([0.5]) in (0, 1) and len(set(_labelled("a", "bald").ask(5).tolist()) - set(range(10))) == 5
+
+
 @pytest.mark.parametrize(
     ("bad", "error", "message"),
     [
@@ -78,6 +107,17 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
         (lambda: Maximise([(0.0, 1.0)]).tell([[0.5]], [np.nan]), DataError, "give a failed evaluation the worst value"),
         (lambda: Arms(1), ConfigError, "^arms must be >= 2, got 1"),
         (lambda: Arms(2).tell([0.0], 2, 1.0), DataError, "^a pull must be an arm of 0 … 1 and finite numbers, got 2"),
+        (lambda: Arms(2).tell([0.0], 0, None), DataError, "^a pull must be .* finite numbers, got 0, nan"),
+        (lambda: Arms(2).tell([0.0], 0, "much"), DataError, "^reward: must be numbers, got 'much'"),
+        (lambda: Maximise([(0.0, 1.0)]).tell([[0.5], [0.1, 0.2]], [1.0, 2.0]), DataError, "^rows: must be numbers"),
+        (lambda: Pool(np.zeros((30, 2))).tell([3], [np.nan]), DataError, "none of them missing, got nan$"),
+        (
+            lambda: Pool(np.zeros((30, 2))).tell([3], [["a"]]),
+            DataError,
+            r"^labels: must be texts or numbers, .*\['a'\]",
+        ),
+        (lambda: _labelled("ab", "bald").ask(3), UserError, "^deterministic: must give draws of class probabilities"),
+        (lambda: _labelled("ab", "bald").ask(22), ConfigError, "^count must be 1 … 20, the rows that are left, got 22"),
         (lambda: Pool(np.zeros((30, 2))).ask(31), ConfigError, "^count must be 1 … 30, the rows that are left, got 31"),
         (lambda: Pool(np.zeros((30, 2))).tell([3, 3], "ab"), DataError, "without a label, got 3$"),
         (lambda: Pool(np.zeros((5, 2))), ConfigError, "^start must be"),

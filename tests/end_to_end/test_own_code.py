@@ -72,7 +72,7 @@ def test_plugins_of_all_kinds_run_through_the_whole_graph(tmp_path: Path) -> Non
     assert {("max_prob", "auroc"), ("top_margin", "auroc"), ("top_margin", "fpr95")} <= of_digits
     (accuracy,) = (row for row in rows if row["set"] == "test" and row["metric"] == "accuracy")
     assert accuracy["n"] == "6" and accuracy["dataset"] == "stripes"  # a tenth of the rows that the plugin makes
-    assert "score: top margin" in (project.folder / "report/unseen.html").read_text()
+    assert "score: top margin" in (project.folder / "report/pages/unseen.html").read_text()
     assert not any(row["metric"] == "surely_wrong" for row in rows)  # no answer is that sure
     project.edit("plugins/metric.py", "< 0.01", "< 0.75")
     again = project.pipeline("repro").stdout

@@ -268,7 +268,7 @@ def test_a_plain_dvc_repro_plays_an_added_decision_and_updates_the_report(projec
     output = project.dvc("repro")
     ran = [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
     assert ran == ["sources", "decide@valley", "report"]
-    assert '<section id="valley">' in (project.folder / "report/explore.html").read_text()
+    assert '<section id="valley">' in (project.folder / "report/pages/explore.html").read_text()
     assert "up to date" in project.dvc("status")
     assert "nothing to do" in project.pipeline("repro").stdout
     shutil.rmtree(project.folder / "work")

@@ -63,7 +63,7 @@ def test_sums_and_bins_of_unequal_parts_add_up_to_the_whole() -> None:
 
 def test_every_metric_has_a_direction_a_label_and_its_place_in_the_order() -> None:
     """The order is the order of stored scores, which must not change."""
-    lower, higher = "nll brier ece rmse crps width_90 out_of_reach", "accuracy log_likelihood joint_gap"
+    lower, higher = "nll brier ece rmse crps width_90 out_of_reach", "accuracy log_likelihood"
     better = {metric.name: metric.better for metric in metrics.registered()}
     assert {better[name] for name in lower.split()} == {-1} and {better[name] for name in higher.split()} == {+1}
     assert table.always("classification") == ["accuracy", "nll", "brier", "ece"]

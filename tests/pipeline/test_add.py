@@ -370,7 +370,7 @@ def test_a_table_goes_from_add_to_scores_a_report_and_predictions(add: Add, comm
         assert np.isfinite(rows["upper"]).all() and (rows["conformal_lower"] < rows["conformal_upper"]).all()
     assert {*scores[scores["metric"] == "nll_before"].index} == {*methods}
     page = Path("report/index.html").read_text()
-    assert "Recalibration" in page and "Which one?" in page
+    assert "Recalibration" in page and "How far from the best?" in page
     command("predict", "houses-gp", *to, "--level", "0.99", code=2)
 
 

@@ -19,6 +19,7 @@ from bdl_report import RunInfo, columns, question_pages, tables
 from pipeline.core import places
 from pipeline.stages import scores as stage
 from tests.metrics.test_ood_tables import several
+from tests.report.report_cases import of_values, write_run
 from tests.report.test_report import Page
 
 CLASSES, ROWS = 4, 400
@@ -142,26 +143,38 @@ def test_each_question_has_sentences_figures_and_a_table_with_the_best_run_first
     assert [remark for remark in table.remarks() if remark == ("warn", f"{thirds[8:-1]}. Runs: v-narrow")]
     assert table.warned == 1
     assert narrowest.startswith("Narrowest at equal coverage: ") and "statistically tied with" in narrowest
-    assert len(intervals["rows"]["figures"]) == 2 and intervals["images"]["figures"] == []
-    assert "0 outside of the band of chance" in intervals["rows"]["figures"][0]["inline"]
+    assert intervals["images"]["figures"] == []
+    levels, *histograms = intervals["rows"]["figures"]
+    assert len(histograms) == 2 == len(levels.names) and "0 outside of the band of chance" in histograms[0].alt
 
     refuse = question_pages.answers(table, "refuse")["parts"]
     least, answered, _ = refuse["images"]["sentences"]
     assert least.startswith("Lowest cost of rejection: ") and "noisy" not in least
     assert answered.startswith("Accepted: ") and " % of the rows with at most 1 % wrong and " in answered
     assert [len(refuse[name]["figures"]) for name in ("images", "rows")] == [1, 1]
-    assert question_pages.answers(table, "unseen") == {"parts": {}}
+    assert question_pages.answers(table, "unseen") is None
+
+
+def test_probabilities_that_one_of_three_tests_finds_wrong_are_miscalibrated(tmp_path: Path) -> None:
+    """The smallest p-value counts three times; without that, the control, the run with .02 would be miscalibrated."""
+    ps, errors = ("ece_adaptive_p", "ece_class_wise_p", "ece_smooth_p"), ("ece_adaptive", "ece_adaptive_expected")
+    made = {"class_wise": (0.4, 0.005, 0.3), "fine": (0.02, 0.5, 0.6)}
+    of = {name: of_values(dict.fromkeys(errors, 0.01) | dict(zip(ps, p, strict=True))) for name, p in made.items()}
+    table = tables.gather([write_run(tmp_path, "d", name, "s", values) for name, values in of.items()])
+    (shown, _) = question_pages.answers(table, "trust")["parts"]["d"]["sentences"]
+    assert "1 of 2 runs are miscalibrated" in shown and shown.endswith("detected for: fine.")
 
 
 def test_pages_are_well_formed_and_link_to_each_other(runs: list[RunInfo], tmp_path: Path) -> None:
     bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
-    names = {path.name for path in (tmp_path / "out").glob("*.html")}
-    for name in names:
-        page = Page((tmp_path / "out" / name).read_text())
-        assert page.open == [] and {url for url in page.urls if url[0] not in "#d"} == names
+    paths = [(tmp_path / "out" / name).resolve() for name in ("index.html", "pages/vega.js")]
+    paths += [(tmp_path / "out/pages" / f"{name}.html").resolve() for name in ("trust", "intervals", "refuse")]
+    assert {*paths} == {path.resolve() for path in (tmp_path / "out").rglob("*.*") if path.suffix in (".html", ".js")}
+    for path in paths[:1] + paths[2:]:
+        page = Page(path.read_text())
+        assert page.open == [] and {(path.parent / u).resolve() for u in page.urls if u[0] not in "#d"} == {*paths}
         ids = [facts["id"] for _, facts in page.tags if "id" in facts]
         assert len(ids) == len(set(ids))
-    assert "No run of this report has scores for this question." in (tmp_path / "out/unseen.html").read_text()
     stored = pq.read_table(tmp_path / "out/comparison.parquet")
     assert {"augrc", "ece_smooth_p", "width_at_90", "accuracy"} <= set(stored["metric"].to_pylist())
 
@@ -174,7 +187,7 @@ def test_scores_of_an_earlier_evaluation_are_left_out(runs: list[RunInfo], tmp_p
     again = RunInfo(run.key, "images", "right", "s", tmp_path / "new", scores=run.scores)
     table = tables.gather([again])
     assert Quantity("accuracy") in table.quantities() and Quantity("augrc") not in table.quantities()
-    assert question_pages.answers(table, "refuse") == {"parts": {}}
+    assert question_pages.answers(table, "refuse") is None
 
 
 def stored_rows(fits: list[StoredFit]) -> pa.Table:
@@ -229,14 +242,13 @@ def test_the_page_of_unseen_data_has_every_score_on_near_and_far_sets(tmp_path: 
         assert bare["Entropy"].value == pytest.approx(np.mean(areas["bare"]), rel=1e-9)
         assert bare["Entropy"].figure == f"{np.mean(areas['bare']):.1f} ± {abs(np.diff(areas['bare'])[0]) / 2:.1f}"
         assert bare["Energy"].text == bare["Nearest neighbours"].text == columns.NOTHING
-        assert whole["Nearest neighbours"].best and not whole["Entropy"].best
-        for cells in (whole, bare):
-            assert max(cells.values(), key=lambda cell: cell.value or 0).best
+        assert not whole["Nearest neighbours"].best, "no other run has this score"
+        assert whole["Entropy"].best is (whole["Entropy"].value > bare["Entropy"].value) is not bare["Entropy"].best
     for grid in rates:
         whole, bare = (dict(zip(grid.head, row, strict=True)) for row in grid.rows)
         assert whole["Entropy"].value is not None and whole["Entropy"].small == "", "one fit has no error"
         assert bare["Entropy"].small.startswith("± ")
-        assert not any(cell.best for cell in (*whole.values(), *bare.values()))
+        assert whole["Entropy"].best is (whole["Entropy"].value < bare["Entropy"].value)
 
 
 def auroc(inside: Rows, outside: Rows) -> float:

@@ -146,13 +146,16 @@ def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClie
         for each in (fit, evaluate):
             play(tracker, each)
         places.REPORT.mkdir()
-        (places.REPORT / "index.html").write_text("the report")
+        (places.REPORT / "pages").mkdir()
+        (places.REPORT / "pages/vega.js").write_text("draw")
+        (places.REPORT / "index.html").write_text('the <script src="pages/vega.js"></script> report')
         tracker.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
     children = runs(client)
     parent, child, scored = children["repro"], children["student toy-vbll"], children["evaluate toy-vbll"]
     assert {run.info.status for run in children.values()} == {"FINISHED"} and len(children) == 3
     assert parent.data.tags["paper"] == "vbll:table2"
-    assert Path("mlruns/artifacts", parent.info.run_id, "artifacts/index.html").read_text() == "the report"
+    kept = Path("mlruns/artifacts", parent.info.run_id, "artifacts/index.html").read_text()
+    assert kept == "the <script>draw</script> report"
     expected = {"stage": "student", "key": "toy-vbll", "dataset": "toy", "method": "vbll", "setting": "small"}
     expected |= {"seed": "7", "git_commit": "abc-dirty", "mlflow.source.git.commit": "abc", "device": "a processor"}
     expected |= {"warnings": "chains disagree", "mlflow.parentRunId": parent.info.run_id}

@@ -106,10 +106,10 @@ def test_a_second_network_has_a_row_below_and_its_own_random_images_as_floor(
         second.append(replace(other, coreset=run.coreset))
     table = table_of([made[0], made[2], *second])
     assert [(row[0].text, row[4].figure) for row in table.rows] == [
-        ("random (random)", "51.00 ± 1.00"),
-        ("random (random resnet)", "90.00"),
         ("frepo (frepo)", "71.00 ± 1.00"),
         ("frepo (frepo resnet)", "† 80.00"),
+        ("random (random)", "51.00 ± 1.00"),
+        ("random (random resnet)", "90.00"),
     ]
 
 

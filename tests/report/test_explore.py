@@ -1,6 +1,7 @@
 """Pages of decisions: differences against SciPy's paired test, the compared agents, sentences, tables and curves."""
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -143,9 +144,11 @@ def test_a_metric_of_several_rounds_has_a_figure_whose_legend_lists_the_best_fir
     (drawing,) = explore.drawn(played(), "d")
     ends = played().ends["regret"].mean().sort_values()
     values = ", ".join(f"{agent} {value:.3g}" for agent, value in ends.items())
-    assert drawing.alt == f"d: regret by rounds; at the end: {values}"
-    (legend,) = drawing.figure.legends
-    assert [text.get_text() for text in legend.get_texts()] == list(ends.index)
+    assert drawing.alt == f"d: regret at the end: {values}"
+    assert list(drawing.names) == list(ends.index)
+    band = [row for row in drawing.spec["data"]["values"] if row["name"] == "joint"][-1]
+    of_agent = played().ends["regret"]["joint"]
+    assert band["high"] - band["y"] == pytest.approx(of_agent.std() / math.sqrt(PROBLEMS), rel=1e-3)
 
 
 def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
@@ -155,12 +158,13 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
         pq.write_table(pa.Table.from_pandas(curves(LEVELS), preserve_index=False), folder / "curves.parquet")
     places = {"d": tmp_path / "d", "later": tmp_path / "later"}
     bdl_report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
-    page = (tmp_path / "report" / "explore.html").read_text()
+    page = (tmp_path / "report/pages/explore.html").read_text()
     assert '<section id="d">' in page and "later" not in page
-    assert "all others are worse" in page and 'aria-label="d: regret by rounds' in page
-    assert 'href="explore.html"' in (tmp_path / "report" / "index.html").read_text()
+    assert "all others are worse" in page and 'aria-label="d: regret at the end' in page
+    assert 'href="pages/explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
-    assert "No decision has been played" in (tmp_path / "none" / "explore.html").read_text()
+    assert sorted(path.name for path in (tmp_path / "none/pages").iterdir()) == ["manifest.json", "vega.js"]
+    assert "explore.html" not in (tmp_path / "none/index.html").read_text()
     manifest = json.loads((tmp_path / "d" / artifacts.MANIFEST).read_text())
     manifest["kind"] = "evaluate"
     (tmp_path / "d" / artifacts.MANIFEST).write_text(json.dumps(manifest))

@@ -15,8 +15,9 @@ import pytest
 import bdl_report
 from bdl_pipe.errors import ArtifactError
 from bdl_pipe.evaluation.joint import LINES, PAIRED
+from bdl_pipe.registry import METHODS
 from bdl_pipe.scores import COLUMNS, SAME_CLASS, Quantity
-from bdl_report import columns, page, question_pages, tables
+from bdl_report import charts, columns, page, question_pages, tables
 from tests.report.report_cases import (
     IMAGES,
     ROWS,
@@ -29,8 +30,15 @@ from tests.report.report_cases import (
 )
 
 pytestmark = pytest.mark.slow  # the report of all tables is built first, in three seconds
-PAGES = {f"{name}.html" for name in ("index", "trust", "intervals", "refuse", "unseen", "explore")}
-FILES = PAGES | {"comparison.csv", "coresets.csv", "comparison.parquet", "comparison.md", "metrics.json"}
+LINKS = {"index.html", "pages/trust.html", "pages/unseen.html", "pages/vega.js"}
+FILES = LINKS | {
+    "pages/manifest.json",
+    "comparison.csv",
+    "coresets.csv",
+    "comparison.parquet",
+    "comparison.md",
+    "metrics.json",
+}
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +64,7 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.handle_startendtag(tag, attrs)
-        if tag not in ("meta", "link", "img"):
+        if tag not in ("meta", "link", "img", "input"):
             self.open.append(tag)
 
     def handle_endtag(self, tag):
@@ -68,7 +76,7 @@ class Page(HTMLParser):
 
 def test_the_report_has_exactly_its_files_and_the_comparison_is_tidy_sorted_and_equal_in_csv_and_parquet(built):
     root, *_ = built
-    assert {f.name for f in (root / "report").iterdir()} == FILES
+    assert {str(f.relative_to(root / "report")) for f in (root / "report").rglob("*.*")} == FILES
     assert not [f for f in root.iterdir() if f.name.startswith(".")], "a temporary folder is left"
     with open(root / "report/comparison.csv", newline="") as file:
         rows = list(csv.reader(file))
@@ -112,28 +120,30 @@ def test_chains_of_several_runs_are_shown_once_with_traces_and_omitted_if_absent
     assert key.text == "fashion_mnist-chains"
     assert [cell.text for cell in cells] == ["1.31", columns.NOTHING, "41", "20", columns.NOTHING, "260"]
     (figure,) = shown["figures"]
-    assert "Traces of fashion_mnist-chains: log-likelihood -3 to -2" in figure["inline"]
+    assert figure.alt == "Traces of fashion_mnist-chains: log-likelihood -3 to -2"
     text = (built[0] / "report/index.html").read_text()
     assert text.count("<h3>Markov chains</h3>") == 1 and "Tail ESS" in text
 
 
-def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_a_shape_for_each_setting(built):
+def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_dashes_for_each_setting(built):
     metrics = json.loads((built[0] / "report/metrics.json").read_text())
     assert set(metrics) == {run.key for run in built[1]}
     assert set(metrics["fashion_mnist-sgld-small"]) == {"accuracy", "nll", "ece"}
     assert set(metrics["boston-sgld-small"]) == {"rmse", "nll"}
-    marks = tables.gather(built[1]).marks
-    assert marks["fashion_mnist-sgld-small"].colour == marks["boston-sgld-small"].colour
-    ipc1, ipc10 = marks["fashion_mnist-vbpc-ipc1"], marks["fashion_mnist-vbpc-ipc10"]
-    assert ipc1.colour == ipc10.colour and ipc1.shape != ipc10.shape
+    looks = tables.gather(built[1]).looks
+    assert looks["fashion_mnist-sgld-small"].colour == looks["boston-sgld-small"].colour
+    ipc1, ipc10 = looks["fashion_mnist-vbpc-ipc1"], looks["fashion_mnist-vbpc-ipc10"]
+    assert ipc1.colour == ipc10.colour and ipc1.dash != ipc10.dash
+    assert tables.gather(built[1][1:4]).looks["fashion_mnist-vbpc-ipc1"] == ipc1, "another run changes a colour"
+    known = {run.method: looks[run.key].colour for run in built[1] if run.method in METHODS}
+    assert len({*known.values()}) == len(known) == 5
 
 
 def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     text = (built[0] / "report/index.html").read_text()
     parsed = Page(text)
     assert parsed.open == []
-    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == PAGES
-    text = re.sub(r' xmlns(:xlink)?="[^"]*"', "", text)
+    assert {url for url in parsed.urls if not url.startswith(("#", "data:"))} == LINKS
     assert "://" not in text and "@import" not in text and "url(//" not in text
     for run in built[1]:
         assert f'title="{run.key}"' in text
@@ -144,24 +154,26 @@ def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):
     assert all(url[1:] in ids for url in parsed.urls if url.startswith("#"))
     assert all(a.get("alt") for tag, a in parsed.tags if tag == "img")
     assert all(a["scope"] for tag, a in parsed.tags if tag == "th" and a)
-    figures = [a for tag, a in parsed.tags if tag == "svg" and a["aria-label"]]
-    assert len(figures) == 2 + 1 + 1 + 1  # severity, cost, cost of boston, traces
+    specs = [json.loads(one) for one in re.findall(r'<script type="application/json">(.*?)</script>', text)]
+    assert len(specs) == 2 * 2 + 2 + 1  # differences and costs of two data sets, severity, traces
+    assert [one["description"] for one in specs] == [a["aria-label"] for _, a in parsed.tags if a.get("role") == "img"]
     assert sum(tag == "img" for tag, _ in parsed.tags) == 2  # one picture a coreset
-    drawn = "".join(re.findall(r"<svg.*?</svg>", text, re.DOTALL))
-    assert not re.search(r"#[0-9a-f]{6}\b", drawn), "a colour that does not follow light and dark"
+    assert not re.search(r"#[0-9a-f]{6}\b", str(specs)), "a colour that does not follow light and dark"
+    boxes = [a["value"] for tag, a in parsed.tags if tag == "input"]
+    assert boxes == ["coreset"], "boston has no coreset, and no difference has an interval"
+    assert 'data-kinds="coreset"' in text and parsed.text.index("Origin") > parsed.text.index("Over all data")
 
 
 def test_an_entry_of_sections_or_pages_is_rendered(built, monkeypatch):
     table = tables.gather(built[1][8:])
-    (drawn,) = page.cost(table)["figures"]
-    assert drawn["inline"].startswith("<svg") and "var(--ink)" in drawn["inline"]
-    assert "deterministic 2.86" in drawn["inline"] and "Size: deterministic 6 kB, ensemble 6 kB" in drawn["inline"]
+    drawn = charts.pareto(table)
+    assert "deterministic 2.86" in drawn.alt
     more = page.Section("severity", "Another <section>", lambda table: {"figures": [drawn]})
     monkeypatch.setattr(page, "SECTIONS", (more,))
     monkeypatch.setattr(page, "PAGES", (*page.PAGES, replace(page.PAGES[0], name="index", title="Another page")))
-    text = page.render(table, {}, 80)["index.html"]
+    text = page.render(table, {}, 80)["index"]
     assert "<h3>Another &lt;section&gt;</h3>" in text and "<title>Another page</title>" in text
-    assert text.count('<a href="index.html">') == 2 and text.count('<a href="refuse.html">') == 1
+    assert text.count('<a href="index.html">') == 2 and "pages/unseen.html" not in text
 
 
 def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
@@ -186,13 +198,13 @@ def test_students_stand_beside_the_posteriors_that_they_imitate(tmp_path):
         *(("", 1), ("Size", 3), ("Per 1,000", 2), ("NLL", 3), ("RMSE", 1)),
         *(("Joint NLL 20", 2), ("Joint gap 20", 2)),
     ]
-    without, beside = ([cell.figure for cell in row] for row in grid.rows)
+    without, beside = ([cell.figure for cell in row] for row in grid.rows)  # in the order of the runs
     assert beside[:2] == ["dark knowledge s", "sgmcmc"] and without[:2] == ["online s", "—"]
     assert beside[2:7] == ["3 kB", "9 kB", "3 ×", "30 ms", "90 ms"]
     assert beside[7:11] == ["3.200 ± 1.100", "3.000 ± 1.000", "+0.200 ± 0.100", "-0.200 ± 0.100"]
     assert beside[11:] == ["32.000 ± 11.000", "30.000 ± 10.000", "0.500 ± 0.250", "0.500 ± 0.250"]
     assert without[3:5] == ["—", "—"] and without[9:11] == ["—", "—"] and without[7] == "3.500 ± 1.000"
-    text = Page(page.render(table, {}, 80)["index.html"])
+    text = Page(page.render(table, {}, 80)["index"])
     assert text.open == [] and text.text.count("Students") == 1
 
 
@@ -248,8 +260,9 @@ def test_the_lines_between_two_inputs_are_one_figure_per_data_set(tmp_path):
         rows = [(0, seed, share, a * (1 - share), b * (1 - share)) for seed, a, b in ends for share in (0.0, 0.5, 1.0)]
         line = pd.DataFrame(rows, columns=list(SAME_CLASS)) if method != "sgld" else None
         runs.append(write_run(tmp_path, "d", method, "s", scores, same_class=line))
-    (drawn,) = page.together(tables.gather(runs))["figures"]
-    assert "by the product: d vbll 0.400 and 0.300, ensemble 0.400 and 0.325" in drawn["inline"]
+    drawn = page.together(tables.gather(runs))["figures"]
+    texts = ["0.300 by the product", "0.325 by the product"]
+    assert [one.alt.rpartition("0.400 by the joint and ")[2] for one in drawn] == texts
     bdl_report.build(runs, tmp_path / "out", provenance={}, dpi=80)
     parsed = Page((tmp_path / "out/index.html").read_text())
     assert parsed.open == [] and "second input moves on the line" in parsed.text
@@ -265,9 +278,12 @@ def test_equal_inputs_give_equal_files_and_another_commit_changes_the_index_alon
     _, runs = built
     for name, commit in [("a", "1"), ("b", "1"), ("c", "2")]:
         bdl_report.build(runs[7:9], tmp_path / name, provenance={"commit": commit}, dpi=110)
-    a, b, c = ({f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in "abc")
+    a, b, c = (
+        {n: (tmp_path / name / n).read_bytes() for n in ("index.html", "pages/vega.js", *FILES - LINKS)}
+        for name in "abc"
+    )
     assert a == b
-    assert {name for name in FILES if a[name] != c[name]} == {"index.html"}
+    assert {name for name in a if a[name] != c[name]} == {"index.html"}
 
 
 def test_a_run_without_results_is_a_row_of_dashes_and_a_note(tmp_path):
@@ -301,11 +317,11 @@ def test_a_failed_build_leaves_the_old_report_unchanged_and_a_truncated_file_is_
     """A report is replaced in the same way as artifacts, which test_artifacts.py tests; here a page fails to render."""
     runs, out = [write_run(tmp_path, "d", "m", "s", of_values({"accuracy": 0.5}))], tmp_path / "out"
     bdl_report.build(runs, out, provenance={"commit": "old"}, dpi=80)
-    before = {f.name: f.read_bytes() for f in out.iterdir()}
+    before = {f.name: f.read_bytes() for f in out.rglob("*.*")}
     monkeypatch.setattr(page, "render", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         bdl_report.build(runs, out, provenance={"commit": "new"}, dpi=80)
-    assert {f.name: f.read_bytes() for f in out.iterdir()} == before
+    assert {f.name: f.read_bytes() for f in out.rglob("*.*")} == before
     assert not list(tmp_path.glob(".*"))
     (runs[0].evaluate / "scores.parquet").write_bytes(b"PAR1")
     with pytest.raises(ArtifactError, match=r"scores.parquet: is truncated"):
@@ -328,7 +344,7 @@ def test_every_ood_score_has_columns_and_the_comparison_refers_to_them_if_there_
     assert grid.groups == [("score: max prob", 1), ("score: feature density", 1), ("score: top margin", 2)]
     assert grid.head[1:] == ["AUROC", "AUROC", "AUROC", "FPR95"] and grid.title == "against other"
     assert [cell.text for cell in grid.rows[0]] == ["m", *["0.750"] * 4]
-    assert lines[-2:] == ["", "AUROC here is by max_prob; unseen.html has it by every score, set by set."]
+    assert lines[-2:] == ["", "AUROC here is by max_prob; pages/unseen.html has it by every score, set by set."]
     lines, grid = built(("auroc", "max_prob"))
     assert not any("unseen" in line for line in lines)
 
@@ -358,20 +374,10 @@ def test_an_unbiased_estimate_below_zero_is_no_better_than_zero(tmp_path, values
 
 
 def test_transfer_scores_have_their_columns(tmp_path):
-    def scored(method, accuracy, nll):
-        other = [Quantity(metric, "transfer", "stl<10") for metric in ("accuracy", "nll")]
-        values = {"accuracy": [0.99] * 2, other[0]: [accuracy + 0.01, accuracy - 0.01], other[1]: [nll] * 2}
-        return write_run(tmp_path, "d", method, "s", of_values(values))
-
-    table = tables.gather([scored("a", 0.7246, 1.65), scored("b", 0.7225, 0.99)])
-    grid = columns.headline(table)
-    assert [[(cell.figure, cell.best) for cell in row[4:6]] for row in grid.rows] == [
-        [("72.46 ± 1.00", True), ("1.650 ± 0.000", False)],
-        [("72.25 ± 1.00", False), ("0.990 ± 0.000", True)],
-    ]
-    titles = [c.title for c in columns.columns(table)]
-    assert titles == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
-    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index.html"]
+    other = {Quantity(metric, "transfer", "stl<10"): 0.5 for metric in ("accuracy", "nll")}
+    table = tables.gather([write_run(tmp_path, "d", "m", "s", of_values({"accuracy": 0.99, **other}))])
+    assert [c.title for c in columns.columns(table)] == ["Accuracy %", "Acc. % stl<10", "NLL stl<10"]
+    assert "NLL stl&lt;10" in page.render(table, {}, 80)["index"]
 
 
 @pytest.mark.parametrize("task", ["classes", "regression"])
@@ -423,9 +429,7 @@ def test_the_page_concludes_which_method_to_take(built):
         for sentence in verdict:
             head = sentence[: min(sentence.find(end) for end in ":?" if end in sentence) + 1]
             assert f"<li><b>{head}</b>{sentence.removeprefix(head)}</li>" in text
-        which = page.which_one(part)
-        assert which is not None and " ".join(which["sentences"]) in text
-    assert text.count("<h3>Which one?</h3>") == 2
+    assert text.count("The differences as a table") == 2
     ranked = page.ranks(table)
     assert ranked["ranks"].datasets == 2 and {cell.text for cell, _ in ranked["grid"].rows} == {r[0] for r in ROWS}
     assert f"{ranked['ranks'].first} ranks first; statistically tied with it: " in text

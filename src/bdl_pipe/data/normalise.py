@@ -18,7 +18,7 @@ from typing import Final, Literal
 import numpy as np
 import torch
 
-from ..errors import DataError
+from ..errors import DataError, NothingToFit
 from . import scratch
 from .tables.columns import Column
 from .transform import BOUNDED_SCALE, Encoding, Transform, Whitening
@@ -154,7 +154,7 @@ def target_constants(targets: np.ndarray, scaling: Scaling, origin: str) -> Cons
         targets = np.log(targets)
     deviation = targets.std(axis=0)
     if scaling in ("standardise", "log") and (np.ptp(targets, axis=0) == 0).any():  # the deviation may be 1e-17
-        raise DataError(f"{origin}: the target is constant in the training rows of a split; choose another target")
+        raise NothingToFit(f"{origin}: the target is constant in the training rows of a split; choose another target")
     return targets.mean(axis=0), ones if scaling == "centre" else deviation
 
 

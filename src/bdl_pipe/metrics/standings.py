@@ -11,7 +11,7 @@ The best candidate is compared with each other candidate in pairs: over splits o
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -29,6 +29,7 @@ from .table import metric_of
 BASELINE: Final = "deterministic"
 METRIC: Final = Quantity("nll")
 COST: Final = Quantity("seconds_per_1000", "cost")
+SEEDS: Final = 3  # On one split a difference from a run of fewer seeds is not established.
 _BY_ROW: Final = ("nll", "rmse", "accuracy")
 TEST_OVER_TRAIN: Final = 1 / 9  # test rows over training rows in the standard splits
 
@@ -59,13 +60,13 @@ class Candidate:
     optimal: bool = False
 
     @property
-    def one_seed(self) -> bool:
-        """Return whether the spread of the run's fits is unknown: one split, one seed, and a fit that depends on it.
+    def few_seeds(self) -> bool:
+        """Return whether the spread of the run's fits is unknown: one split, few seeds, and a fit that depends on them.
 
         Several splits are repeats: each has a fit with other random numbers and other training rows, so that the
         interval over splits includes the spread of fits. The test rows of one fit tell nothing of another fit.
         """
-        return self.scores.splits == 1 and self.scores.count == 1 and not self.optimal
+        return self.scores.splits == 1 and self.scores.count < SEEDS and not self.optimal
 
     @property
     def nll(self) -> float:
@@ -138,7 +139,7 @@ def difference(
         test_over_train: as in :func:`standings`.
 
     Returns:
-        On one split, an interval over test rows and seeds; no two runs are apart if one of them is ``one_seed``.
+        On one split, an interval over test rows and seeds; no two runs are apart if one of them is ``few_seeds``.
     """
     if one.scores.splits != other.scores.splits:
         return None
@@ -151,7 +152,8 @@ def difference(
         return Difference(float(np.mean(values) - np.mean(others)), math.inf)
     scale = float(np.sqrt(rows.mean()) + np.sqrt(others_rows.mean())) or 1.0 if metric == "rmse" else 1.0
     seeds = [of_seeds for each, of_seeds in ((one, values), (other, others)) if not each.optimal]
-    return comparison.over_rows((rows - others_rows) / scale, seeds, comparisons=comparisons)
+    gap = comparison.over_rows((rows - others_rows) / scale, seeds, comparisons=comparisons)
+    return replace(gap, half=math.inf) if one.few_seeds or other.few_seeds else gap
 
 
 def losses(path: Path, metric: str) -> np.ndarray | None:
@@ -191,18 +193,22 @@ def sentences(standings: Sequence[Standing]) -> list[str]:
     best, *others = standings
     splits = best.candidate.scores.splits
     over = f"over {splits} splits" if splits > 1 else "over the test rows of one split"
-    tied = [one.candidate.name for one in others if one.to_best is None or not one.to_best.apart]
+    gaps = {one.candidate.name: one.to_best for one in others}
+    known = {name: gap for name, gap in gaps.items() if gap is not None and math.isfinite(gap.half)}
+    tied = [name for name, gap in known.items() if not gap.apart]
     texts = [f"{best.candidate.name} has the lowest NLL."]
-    if not tied:
+    if len(known) == len(others) and not tied:
         texts.append(f"It is better than all others: {over}, the 95 % interval of every difference from it excludes 0.")
-    else:
-        worse = len(others) - len(tied)
-        rest = f"; {worse} of {len(others)} others are significantly worse" if worse else ""
-        texts.append(f"{over.capitalize()} it is statistically tied with {', '.join(tied)}{rest}.")
+    elif known:
+        parts = [f"it is statistically tied with {', '.join(tied)}"] if tied else []
+        worse = len(known) - len(tied)
+        parts += [f"{worse} of {len(others)} others are significantly worse"] if worse else []
+        texts.append(f"{over.capitalize()} {'; '.join(parts)}.")
     if splits == 1:
         texts.append("With a single train/test split, another split could give another ranking.")
-    if few := sum(one.candidate.one_seed for one in standings):
-        texts.append(f"{few} of {len(standings)} runs have one seed, so that no difference from them is established.")
+    if few := sum(one.candidate.few_seeds for one in standings):
+        lacking = f"{few} of {len(standings)} runs have fewer than {SEEDS} seeds"
+        texts.append(f"{lacking}, so that no difference from them is established.")
     networks = {one.candidate.network for one in standings if one.candidate.network}
     if len(networks) > 1:
         texts.append(f"The runs use {len(networks)} networks: a difference can come from the network, not the method.")

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...errors import DataError, brief, short
+from ...errors import DataError, NothingToFit, brief, short
 from .. import scratch
 from ..examples import Task
 from .cells import Cells
@@ -137,7 +137,7 @@ def features_of(
             left_out[name] = f"it is equal to {original}"
     kept = tuple(column for column in columns if column.name not in left_out)
     if not kept:
-        raise DataError(f"{origin}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
+        raise NothingToFit(f"{origin}: must have a column to predict from, got {listed(left_out, 6) or 'none'}")
     return Features(kept, codes, left_out, lines)
 
 
