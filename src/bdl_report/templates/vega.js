@@ -17,7 +17,8 @@ DAMAGES (INCLUDING, BUT NOT LIMITED TO, PROCUREMENT OF SUBSTITUTE GOODS OR SERVI
 INTERRUPTION) HOWEVER CAUSED AND ON ANY THEORY OF LIABILITY, WHETHER IN CONTRACT, STRICT LIABILITY, OR TORT (INCLUDING
 NEGLIGENCE OR OTHERWISE) ARISING IN ANY WAY OUT OF THE USE OF THIS SOFTWARE, EVEN IF ADVISED OF THE POSSIBILITY OF SUCH DAMAGE.
 
-They contain parts of D3 (Copyright 2010-2023 Mike Bostock) and TopoJSON (Copyright 2012-2019 Michael Bostock), ISC licence:
+They contain parts of D3 (Copyright 2010-2026 Mike Bostock), D3-Delaunay (Copyright 2018-2026 Observable, Inc., 2021 Mapbox),
+Delaunator (Copyright (c) 2026, Mapbox) and TopoJSON (Copyright 2012-2019 Michael Bostock), ISC licence:
 Permission to use, copy, modify, and/or distribute this software for any purpose with or without fee is hereby granted, provided
 that the above copyright notice and this permission notice appear in all copies. THE SOFTWARE IS PROVIDED "AS IS" AND THE AUTHOR
 DISCLAIMS ALL WARRANTIES WITH REGARD TO THIS SOFTWARE INCLUDING ALL IMPLIED WARRANTIES OF MERCHANTABILITY AND FITNESS. IN NO
