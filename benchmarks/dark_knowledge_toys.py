@@ -5,8 +5,8 @@
     python -m benchmarks.dark_knowledge_toys --students 3     # toy_students.md: SGLD and its students over seeds
 
 The KL divergence from the reference's predictive to a method's, mean over a grid: at the points within the box of the
-training inputs, at the others, and at all. The table and the picture of a problem are written as they are made. All rows
-have one seed; ``--students`` fits SGLD's chains, its offline students and those of Algorithm 1 from several.
+training inputs, at the others, and at all. The table and the picture of a problem are written as they are made. All
+rows have one seed; ``--students`` fits SGLD's chains, its offline students and those of Algorithm 1 from several.
 """
 
 import argparse
@@ -171,10 +171,10 @@ def student_page(tables: Mapping[str, str], seeds: int) -> str:
     """Write the page of the students over seeds."""
     parts = [
         "# The toys' students over seeds",
-        f"`python -m benchmarks.dark_knowledge_toys --students {seeds}` writes this page: mean ± standard error over {seeds} seeds "
-        "of chains and students, on the same training rows; the first seed is that of the tables of "
-        "[regression](regression.md) and [classification](classification.md), which explain the columns. Offline students "
-        "learn from the draws of SGLD above them; online is Algorithm 1 as printed, with a chain of its own.",
+        f"`python -m benchmarks.dark_knowledge_toys --students {seeds}` writes this page: mean ± standard error over "
+        f"{seeds} seeds of chains and students, on the same training rows; the first seed is that of the tables of "
+        "[regression](regression.md) and [classification](classification.md), which explain the columns. Offline "
+        "students learn from the draws of SGLD above them; online is Algorithm 1 as printed, with a chain of its own.",
         *(f"## {name}\n\n{text}" for name, text in tables.items()),
         f"- commit: {provenance.commit()}\n- device: {records.device_name('cpu')}, 1 thread, torch {torch.__version__}",
     ]
