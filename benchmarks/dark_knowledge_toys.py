@@ -2,14 +2,17 @@
 
     python -m benchmarks.references.hmc regression classification      # once; its results are stored
     python -m benchmarks.dark_knowledge_toys [regression] [classification]
+    python -m benchmarks.dark_knowledge_toys --students 3     # toy_students.md: SGLD and its students over seeds
 
 The KL divergence from the reference's predictive to a method's, mean over a grid: at the points within the box of the
-training inputs, at the others, and at all. The table and the picture of a problem are written as they are made.
+training inputs, at the others, and at all. The table and the picture of a problem are written as they are made. All
+rows have one seed; ``--students`` fits SGLD's chains, its offline students and those of Algorithm 1 from several.
 """
 
 import argparse
+import statistics
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,13 +85,15 @@ def _flat(values: Tensor) -> np.ndarray:
     return values[:, 0].double().numpy()
 
 
-def lines(problem: Problem, truth: State) -> dict[str, Line]:
-    """Fit and measure all rows of a problem."""
+def lines(problem: Problem, truth: State, seed: int = 0, names: Collection[str] | None = None) -> dict[str, Line]:
+    """Fit and measure the rows of a problem: all, with seed 0, or those with these names."""
     made: dict[str, list[State]] = {}
     measured = dict[str, Line]()
     for name, row in ROWS[problem.name].items():
+        if names is not None and name not in names:
+            continue
         began = time.process_time()
-        made[name] = row(problem, made)
+        made[name] = row(problem, made, seed=seed) if seed else row(problem, made)
         seconds = time.process_time() - began
         posterior = average(made[name]) if len(made[name]) > 1 else posterior_of(made[name][0])
         numbers = sum(tensor.numel() for tensor in posterior.state().tensors.values())
@@ -97,6 +102,21 @@ def lines(problem: Problem, truth: State) -> dict[str, Line]:
         measured[name] = line(problem, truth, predictive, numbers, seconds)
         print(name, f"{measured[name].divergence.mean():.4f}", f"{seconds:.0f} s", flush=True)
     return measured
+
+
+def students(problem: Problem, truth: State, seeds: int) -> str:
+    """Write the table of SGLD and its students, offline and by Algorithm 1: mean and standard error over seeds."""
+    names = ["SGLD", *(name for name in ROWS[problem.name] if name.endswith(("offline", "online")))]
+    measured = [lines(problem, truth, seed, names) for seed in range(seeds)]
+    inside, own = problem.inside, _sd(problem, truth)
+    text = ["| method | KL inside | KL outside | KL, all | sd outside | CPU s |", "| --- |" + " ---: |" * 5]
+    for name in names:
+        found = [one[name] for one in measured]
+        parts = [[float(one.divergence[part].mean()) for one in found] for part in (inside, ~inside, slice(None))]
+        parts.append([float((one.sd / own)[~inside].mean()) for one in found])
+        cells = [f"{statistics.mean(part):.3f} ± {statistics.stdev(part) / seeds**0.5:.3f}" for part in parts]
+        text.append(f"| {' | '.join([name, *cells, f'{statistics.mean(one.seconds for one in found):.0f}'])} |")
+    return "\n".join(text)
 
 
 def table(problem: Problem, truth: State, measured: Mapping[str, Line]) -> str:
@@ -147,6 +167,20 @@ def page(problem: Problem, truth: State, measured: Mapping[str, Line]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def student_page(tables: Mapping[str, str], seeds: int) -> str:
+    """Write the page of the students over seeds."""
+    parts = [
+        "# The toys' students over seeds",
+        f"`python -m benchmarks.dark_knowledge_toys --students {seeds}` writes this page: mean ± standard error over "
+        f"{seeds} seeds of chains and students, on the same training rows; the first seed is that of the tables of "
+        "[regression](regression.md) and [classification](classification.md), which explain the columns. Offline "
+        "students learn from the draws of SGLD above them; online is Algorithm 1 as printed, with a chain of its own.",
+        *(f"## {name}\n\n{text}" for name, text in tables.items()),
+        f"- commit: {provenance.commit()}\n- device: {records.device_name('cpu')}, 1 thread, torch {torch.__version__}",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
 def draw(problem: Problem, truth: State, measured: Mapping[str, Line]) -> None:
     """Draw the reference and all rows: mean and three sd of y, or the probability of the second class."""
     whole = Line(np.zeros(len(problem.grid)), truth.tensors["mean"].double().numpy(), _sd(problem, truth), 0, 0.0)
@@ -187,8 +221,16 @@ def _field(axis: Any, problem: Problem, whole: Line, one: Line) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("problems", nargs="*", choices=[[], *PROBLEMS], help="by default both")
+    parser.add_argument("--students", type=int, metavar="SEEDS", help="only SGLD and its students, from so many seeds")
     torch.set_num_threads(1)
-    for name in parser.parse_args().problems or PROBLEMS:
+    arguments = parser.parse_args()
+    if arguments.students:
+        tables = {
+            name: students(problem(), reference(problem()), arguments.students) for name, problem in PROBLEMS.items()
+        }
+        (OUT / "toy_students.md").write_text(student_page(tables, arguments.students))
+        return
+    for name in arguments.problems or PROBLEMS:
         problem = PROBLEMS[name]()
         truth = reference(problem)
         measured = lines(problem, truth)

@@ -23,7 +23,7 @@ from bdl_pipe.sgmcmc.target import NetworkTarget
 from benchmarks.toys.problems import Problem
 
 Made = Mapping[str, Sequence[State]]  # row -> states
-Row = Callable[[Problem, Made], list[State]]
+Row = Callable[..., list[State]]  # of a problem and the rows before it; seed, where it is not the first
 
 CHAINS: Final = 4
 STEPS: Final = 10_000  # gradients of a chain
@@ -60,6 +60,7 @@ def chains(
     step_size: Mapping[str, Any] = _SCALED,
     batch: int | None = None,
     steps: int = STEPS,
+    seed: int = 0,
 ) -> list[State]:
     """Return the chains of one kernel; the first fifth is burn-in, 200 of its draws are kept."""
     section = {
@@ -69,7 +70,7 @@ def chains(
         "diagnostics": {"rows": 20, "max_rhat": 1.05, "min_ess": 100.0},
         "student": {"max_draws": None},
     }
-    config, rng = read(SgmcmcConfig, section, "sgmcmc"), Seed(0).fold("chains", problem.name)
+    config, rng = read(SgmcmcConfig, section, "sgmcmc"), Seed(seed).fold("chains", problem.name)
     rngs = [rng.fold(number) for number in range(CHAINS)]
     return teacher([problem.data] * CHAINS, [{}] * CHAINS, config, rngs=rngs, report=Silent())
 
@@ -80,6 +81,7 @@ def student(
     hidden: Sequence[int],
     online: Mapping[str, Any] | None = None,
     kind: Mapping[str, Any] = PLAIN,
+    seed: int = 0,
 ) -> list[State]:
     """Return a student of the row ``SGLD``, or with ``online`` of its own chains; inputs fill the grid's box."""
     mode: dict[str, Any] = {"name": "offline", "max_draws": None}
@@ -96,7 +98,7 @@ def student(
     }
     config = read(distil.DarkKnowledgeConfig, section, "dark_knowledge")
     inputs = {} if online is not None else {"teacher": list(made["SGLD"])}
-    rng = Seed(0).fold("student", online is not None)
+    rng = Seed(seed).fold("student", online is not None)
     return [distil.student(problem.data, inputs, config, rng=rng, report=Silent())]
 
 

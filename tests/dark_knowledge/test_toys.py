@@ -89,5 +89,15 @@ def test_the_page_has_a_line_for_each_row_and_the_picture_is_drawn(name: str, tm
     measured = dict.fromkeys(ROWS[name], one)
     text = page.page(problem, truth, measured)
     assert all(f"| {row} | " in text for row in ROWS[name]) and text.count("| 40 | 2 |") == len(ROWS[name])
-    page.draw(problem, truth, measured)
+    page.draw(problem, truth, {"SGLD": one})  # two panels: the reference's and a row's
     assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def test_the_students_page_has_the_mean_over_seeds_and_its_standard_error(monkeypatch) -> None:
+    problem = PROBLEMS["regression"]()
+    truth, ones = page.reference(problem), np.ones(len(problem.grid))
+    fitted = lambda _, __, seed, names: {name: page.Line((1 + seed) * ones, ones, ones, 40, 2.0) for name in names}  # noqa: E731
+    monkeypatch.setattr(page, "lines", fitted)
+    text = page.students(problem, truth, 3)  # KL 1, 2, 3: an sd of 1 or an error of .5 (n seeds taken as 4) would fail
+    assert "| student 1-10-2, online | 2.000 ± 0.577 | 2.000 ± 0.577 | 2.000 ± 0.577 |" in text
+    assert text.count("\n| student ") == 4 and "50 heads" not in text
