@@ -56,9 +56,7 @@ TARGETS: dict[str, Any] = {
     "y": Y,
     "labels": LABELS,
     "59": Y[:-1],
-    "59 labels": LABELS[:-1],
     "nan": holed(Y, 2, np.nan),
-    "inf": holed(Y, 2, np.inf),
     "a label missing": holed(LABELS.astype(object), 2, None),
     "a text missing": pd.Series(LABELS, dtype="string").where(Y < 9).mask(np.arange(60) == 4),
     "one class": np.repeat("up", 60),
@@ -71,7 +69,6 @@ TARGETS: dict[str, Any] = {
     "years": np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")),
     "truths": Y > 0,
     "masked": np.ma.masked_array(Y, np.arange(60) == 0),
-    "masked classes": np.ma.masked_array(1.0 * (Y > 0), np.arange(60) == 0),
     "a gap of Arrow": pa.array([None, *Y[1:]]),
 }
 

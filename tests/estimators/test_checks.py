@@ -1,6 +1,5 @@
 """scikit-learn's own checks of an estimator, and its tools: clone, searches, pipelines, cross-validation, pickles."""
 
-import pickle
 import re
 import warnings
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from typing import Any, Final
 import numpy as np
 import pytest
 from _pytest.mark import ParameterSet
-from sklearn.base import clone
 from sklearn.model_selection import GridSearchCV, cross_val_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
@@ -18,6 +16,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 from bdl_pipe import BayesianClassifier, BayesianRegressor
 
 FAST: Final = [BayesianRegressor("linear"), BayesianClassifier("linear")]
+OF_NETWORKS: Final = r"check_((classifiers|regressors)_train|fit_idempotent|methods_(sample_order|subset)_invariance)"
 BLIND: Final = [BayesianRegressor("constant"), BayesianClassifier("constant")]  # with the tag poor_score
 SHORT: Final = {"training": {"epochs": 20, "early_stopping": None}}
 NETWORKS: Final = [BayesianRegressor("map_blr", override=SHORT), BayesianClassifier("d_vbll", override=SHORT)]
@@ -29,17 +28,11 @@ def failing(estimator: Any) -> dict[str, str]:
     return {} if estimator in NETWORKS else {"check_sample_weight_equivalence_on_dense_data": why}
 
 
-@parametrize_with_checks(FAST, expected_failed_checks=failing)
-def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
-    run(estimator, check)
-
-
-def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
-    """Run in soak what the linear estimators' checks hold for networks, too: here are fits and bits of a network."""
+def some(checks: pytest.MarkDecorator, in_test: str) -> pytest.MarkDecorator:
+    """Run in soak all checks whose names do not match."""
 
     def marked(case: Any) -> ParameterSet:
         values, marks = (case.values, case.marks) if isinstance(case, ParameterSet) else (case, ())
-        in_test = r"check_((classifiers|regressors)_train|fit_idempotent|methods_(sample_order|subset)_invariance)"
         match = re.fullmatch(in_test, named(values[1]))
         return pytest.param(*values, marks=[*marks, *[pytest.mark.soak] * (match is None)])
 
@@ -50,8 +43,15 @@ def some(checks: pytest.MarkDecorator) -> pytest.MarkDecorator:
     return pytest.mark.parametrize(arguments, list(map(marked, cases)), **checks.kwargs)
 
 
+@some(
+    parametrize_with_checks(FAST, expected_failed_checks=failing), "check_(?!array_api_input).*"
+)  # it needs a setting
+def test_a_linear_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
+    run(estimator, check)
+
+
 @pytest.mark.slow
-@some(parametrize_with_checks([*NETWORKS, *BLIND], expected_failed_checks=failing))
+@some(parametrize_with_checks([*NETWORKS, *BLIND], expected_failed_checks=failing), OF_NETWORKS)
 def test_an_estimator_passes_a_check_of_scikit_learn(estimator: Any, check: Callable[[Any], None]) -> None:
     run(estimator, check)
 
@@ -74,11 +74,6 @@ def test_scikit_learns_tools_work_with_the_estimators() -> None:
     assert cross_val_score(BayesianClassifier("linear"), x, y > 0, cv=3, scoring="neg_log_loss").mean() > -0.6
     piped = make_pipeline(StandardScaler(), BayesianRegressor("linear")).fit(x, y)
     assert piped.score(x, y) > 0.9
-    model = BayesianRegressor("linear", override={}, random_state=3).fit(x, y)
-    again = pickle.loads(pickle.dumps(model))
-    np.testing.assert_array_equal(again.predict(x), model.predict(x))
-    copied = clone(model)
-    assert copied.get_params() == model.get_params() and not hasattr(copied, "fitted_")
 
 
 def test_a_grid_search_sets_single_keys_of_override() -> None:

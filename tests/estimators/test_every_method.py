@@ -94,16 +94,3 @@ def test_a_regressor_gives_eight_threads_and_a_copy_the_answers_of_one_thread(na
         return [model.predict(x), *model.predict_interval(x), model.sample(x, 2), *values]
 
     assert_same_wherever(model, ask, x)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", names("classification", IN_THREADS))
-def test_a_classifier_gives_eight_threads_and_a_copy_the_answers_of_one_thread(name: str) -> None:
-    model, x, _ = classifier(name)
-
-    def ask(model: BayesianClassifier, x: np.ndarray) -> list[Any]:
-        predictive, joint = model.predict_dist(x), model.joint(x, draws=4)
-        values = predictive.mean, joint.log_prob(torch.zeros(1, len(x), dtype=torch.int64))
-        return [model.predict_proba(x), model.predict(x), model.predict_set(x), model.sample(x, 2), *values]
-
-    assert_same_wherever(model, ask, x)

@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from bdl_pipe import ArtifactError, BayesianClassifier, BayesianRegressor, compare, load_predictor, stored_address
 from bdl_pipe.fitting import FittedRuns
@@ -68,15 +67,6 @@ RANDOM = np.random.default_rng(0)
 NUMBERS = RANDOM.normal(size=(60, 3))
 TARGETS = NUMBERS[:, 0] + 0.1 * RANDOM.normal(size=60)
 PACE = 0.01
-
-
-def test_an_ensemble_is_made_from_its_networks() -> None:
-    model = BayesianRegressor("ensemble", pace=PACE).fit(NUMBERS, TARGETS)
-    assert {run: len(states) for run, states in model.made_from_.items()} == {"sgd": 3}
-    ensemble = model.fitted_.parts[0].posterior.tensors
-    for number, state in enumerate(model.made_from_["sgd"]):
-        for name, weight in state.tensors.items():
-            torch.testing.assert_close(ensemble[name][number], weight[-1])
 
 
 def test_made_from_holds_the_images_of_a_coreset() -> None:
