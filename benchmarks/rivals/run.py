@@ -7,19 +7,20 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import config, evaluation, plugins, recalibration, registry
+from bdl_pipe import config, evaluation, plugins, recalibration, registry, scores
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged, UserError
 from bdl_pipe.method import Method
+from bdl_pipe.metrics import pit, stored
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
@@ -29,7 +30,7 @@ from benchmarks.your_data import fetch, project
 from benchmarks.your_data.tables import Table
 from pipeline.core import places, provenance
 from pipeline.core.load import load
-from pipeline.core.model import Params
+from pipeline.core.model import Params, Run
 from pipeline.prepared import folders
 
 from .settings import INSTALL, Rival, file_of
@@ -47,23 +48,58 @@ class Trial:
     nll: float
 
 
-def prepare(folder: Path, table: Table) -> Params:
-    """Add a table with the rules of ``add``, make its ``prepare`` artifact, and return the folder's params.
+def prepare(folder: Path, tables: Sequence[Table], *, headline: bool = True) -> Params:
+    """Add tables with the rules of ``add`` for the headline (rule.md), make their artifacts, and return the params.
+
+    The pipeline makes the ``prepare`` artifacts, and the scores of a headline that has upstream runs.
+
+    Args:
+        headline: whether the headline's scores are asked for.
 
     Raises:
-        UserError: the table is missing, or a stage failed.
+        UserError: a table is missing, or a stage failed.
     """
     project.make(folder)
-    path = fetch.write(table, folder / "data").relative_to(folder)
-    if not (folder / "params" / "data" / f"{table.name}.yaml").is_file():
-        words = [str(path), "--target", table.target, "--name", table.name, "--methods", "constant"]
-        project.verb(folder, "add", *words, *(["--leave-out", *table.leave_out] if table.leave_out else []))
-    if not (folder / "work" / "prepare" / table.name).is_dir():
-        command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", f"prepare@{table.name}"]
-        if subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
-            raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
+    for table in tables:
+        path = fetch.write(table, folder / "data").relative_to(folder)
+        if (folder / "params" / "data" / f"{table.name}.yaml").is_file():
+            continue
+        words = [str(path), "--target", table.target, "--name", table.name, "--minutes", str(project.MINUTES)]
+        words += ["--leave-out", *table.leave_out] if table.leave_out else []
+        try:
+            project.verb(folder, "add", *words, "--methods", "stacked")
+        except UserError:  # too few rows
+            project.verb(folder, "add", *words, "--methods", "multi_swag")
     with contextlib.chdir(folder):
-        return load()
+        params = load()
+    stages = [f"prepare@{table.name}" for table in tables]
+    if headline:
+        runs = [headline_of(params, table.name) for table in tables]
+        stages += [f"evaluate@{run.key}" for run in runs if by_pipeline(run)]
+    command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", *stages]
+    if subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
+        raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
+    return params
+
+
+def headline_of(params: Params, table: str) -> Run:
+    """Return the run of a table's headline, with the hyperparameters that ``add`` has written."""
+    return next(run for run in params.of("student") if run.spec.dataset == table)
+
+
+def by_pipeline(run: Run) -> bool:
+    """Return whether a run needs other runs, so that the pipeline fits and scores it."""
+    return run.spec.input.partition("/")[0] != "prepare"
+
+
+def stored_scores(folder: Path, run: Run, number: int) -> dict[str, float]:
+    """Return the scores of one split from a run's artifact, by the names of :func:`scored`."""
+    with contextlib.chdir(folder):
+        rows = scores.read(places.artifact("evaluate", run.key) / "scores.parquet").to_pylist()
+    of = {(row["set"], row["metric"]): row for row in rows if row["split"] == number}
+    test = {name: of["test", name]["value"] for name in project.TEST if ("test", name) in of}
+    cost = {name: of["cost", name]["value"] for name in project.COST if ("cost", name) in of}
+    return {"rows": of["test", "nll"]["n"], **test, **cost}
 
 
 def facts() -> dict[str, Any]:
@@ -115,10 +151,11 @@ def split(folder: Path, table: str, number: int) -> tuple[FitData, Examples, Exa
 def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: float, seed: int) -> list[Trial]:
     """Search at random: the defaults, then a list of configs that is the same for all tables, until the time is over.
 
-    Each is fitted to the training rows of ``data.search`` and scored on its validation rows, which choose. The number
-    of trials depends on the machine; the configs do not.
+    Each is fitted to the training rows of ``data.search`` and scored on its validation rows, which choose. The time is
+    the processor's, which other programs do not shorten. The number of trials depends on the machine; the configs do
+    not.
     """
-    own, found, start = data.search or data, list[Trial](), time.perf_counter()
+    own, found, start = data.search or data, list[Trial](), time.process_time()
     inputs, targets = own.tensors("validation")
     for number, drawn in enumerate(listed(method, first, seed)):
         try:
@@ -128,7 +165,7 @@ def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: flo
         except Diverged:
             nll = np.inf
         found.append(Trial(drawn, nll if np.isfinite(nll) else np.inf))
-        if time.perf_counter() - start > seconds:
+        if time.process_time() - start > seconds:
             return found
     return found
 
@@ -146,9 +183,9 @@ def listed(method: Method, first: Mapping[str, Any], seed: int) -> Iterator[dict
         yield drawn
 
 
-def fitted(method: Method, drawn: Mapping[str, Any], data: FitData, rng: Seed) -> State:
-    """Fit a method once, with one thread."""
-    typed = config.read(method.config, dict(drawn), f"methods.{method.name}")
+def fitted(method: Method, drawn: Mapping[str, Any] | Run, data: FitData, rng: Seed) -> State:
+    """Fit a method once, with one thread; ``drawn`` are hyperparameters, or a run that has them."""
+    typed = drawn.config if isinstance(drawn, Run) else config.read(method.config, drawn, f"methods.{method.name}")
     fit = method.stages["student"].fit_one
     with own_settings(_THREADS):
         return fit(data, {}, typed, rng=rng, report=Silent())
@@ -158,29 +195,36 @@ def scored(
     key: str,
     number: int,
     method: Method,
-    drawn: Mapping[str, Any],
+    drawn: Mapping[str, Any] | Run,
     rows: tuple[FitData, Examples, Examples | None],
     params: Params,
 ) -> dict[str, float]:
     """Fit, recalibrate and score as the pipeline's stages do; return the scores of test rows and the seconds.
 
+    The seconds of the fit are the processor's. Beside the scores stands the coverage of 90 % intervals in each third of
+    the rows by width.
+
     Args:
         key: the key that the run would have in params.yaml, from which its addresses follow.
         number: the split.
-        drawn: the hyperparameters.
+        drawn: the hyperparameters, or a run that has them.
     """
     data, test, calibration = rows
-    start = time.perf_counter()
+    start = time.process_time()
     state = fitted(method, drawn, data, Seed(params.seed).fold("student", key).fold(number, 0))
-    seconds, rng = time.perf_counter() - start, prediction_address(params.seed, key, number, 0)
+    seconds, rng = time.process_time() - start, prediction_address(params.seed, key, number, 0)
     with own_settings(_THREADS):
         learnt, predictor = None, Predictor(posterior_of(state), data.transform)
         if calibration is not None:
             batches = predictor.transformed_batches(calibration.inputs, rng=rng, device="cpu")
             learnt = recalibration.fit(batches, calibration, data.transform)
         predictor = Predictor(posterior_of(state), data.transform, recalibration=learnt)
-        figures, _ = evaluation.score_all(predictor, test, params.evaluate, rng, "cpu", ood={}, transfer={})
+        figures, clean = evaluation.score_all(predictor, test, params.evaluate, rng, "cpu", ood={}, transfer={})
     found = {of: value for of, (value, _) in figures.items()}
-    scores = {score: found[Quantity(score)] for score in project.TEST if Quantity(score) in found}
+    given = {score: found[Quantity(score)] for score in project.TEST if Quantity(score) in found}
+    rows_of = stored.of_table(clean.predictions)
+    if isinstance(rows_of, stored.StoredValues):
+        own = {metric.name: metric.function(rows_of) for metric in pit.METRICS if metric.name in pit.THIRDS}
+        given |= {name: share for name, share in own.items() if share is not None}
     per_row = found.get(Quantity("seconds_per_1000", "cost"), np.nan)
-    return {"rows": len(test), **scores, "fit_seconds": seconds, "seconds_per_1000": per_row}
+    return {"rows": len(test), **given, "fit_seconds": seconds, "seconds_per_1000": per_row}
