@@ -26,6 +26,7 @@ COVERED_THIRD: Final = (0.80, 0.97)
 LARGE: Final = 300  # test rows of a table whose coverage is shown
 _DECIMALS: Final = 3
 _TUNED: Final = ", tuned"
+_KEY: Final = ["table", "split", "commit"]
 _SETS: Final = ("all", "seen", "unseen", f"unseen without {' and '.join(KNOWN)}")
 
 
@@ -58,11 +59,10 @@ class Ranks:
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows of tables that have a headline, with their labels; splits are those of the headline."""
-    tuned = np.where(rows["settings"] == "default", "", _TUNED)
-    rows = rows.assign(label=rows["rival"] + tuned)
-    judged = rows.loc[rows["rival"] == HEADLINE, ["table", "split"]]
-    return rows.merge(judged, on=["table", "split"])
+    """Return the rows with the splits and the commit of a table's headline, with their labels."""
+    label = rows["rival"] + np.where(rows["settings"] == "default", "", _TUNED)
+    own = pd.MultiIndex.from_frame(rows.loc[rows["rival"] == HEADLINE, _KEY])
+    return rows.assign(label=label)[pd.MultiIndex.from_frame(rows[_KEY]).isin(own)]
 
 
 def scores(rows: pd.DataFrame, score: str, names: Sequence[str]) -> pd.DataFrame:
@@ -118,9 +118,9 @@ def _of(which: str, names: Sequence[str]) -> list[str]:
 
 _TOLD: Final = (
     "By [the rule](../../benchmarks/your_data/rule.md), which was committed before an unseen table was run (65441659; "
-    "what could be paid of it: 221a98b9): `headline` is `stacked`, or `multi_swag` below 1,000 training rows, with "
-    "what `add` writes for ten minutes. A tuned rival has one minute of the processor for a table, not the rule's ten. "
-    "Tables of 11,000 rows and more were not run. Mean ranks, 1 is best, of the methods that have all tables of a "
+    "what could be paid of it: 8d5a3398): `headline` is `stacked`, or `multi_swag` below 1,000 training rows, with "
+    "what `add` writes for ten minutes. A tuned rival has half a minute of the processor for a table, not the rule's "
+    "ten. Tables of 11,000 rows and more were not run. Mean ranks, 1 is best, of the methods that have all tables of a "
     "column; in brackets the standard error over tables of the difference to the best tuned rival."
 )
 _SEPARATE: Final = (

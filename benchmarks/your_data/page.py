@@ -63,7 +63,7 @@ def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str,
     parts += ["## Methods", _METHODS, _by_method(frame)]
     if tasks["regression"]:
         parts += ["## The scores of ScoringBench", _SCORES, _ratios(frame), *_ranks(frame)]
-    parts += others.sections(frame, more or {})
+    parts += others.sections(more or {})
     parts += ["## Where boosting is better", _boosting(frame), "## The tables' sources", _SOURCES, _sources(names)]
     parts += ["## The runs", _RUNS if len(runs) > 1 else "", *map(_run, runs)]
     return "\n\n".join(part for part in parts if part) + "\n"
