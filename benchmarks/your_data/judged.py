@@ -120,7 +120,8 @@ _TOLD: Final = (
     "By [the rule](../../benchmarks/your_data/rule.md), which was committed before an unseen table was run (65441659; "
     "what could be paid of it: c2f03261): `headline` is `stacked`, or `multi_swag` below 1,000 training rows, with "
     "what `add` writes for ten minutes. A tuned rival has .2 minutes of the processor for a table below 1,200 rows "
-    "and .4 for a larger one, not the rule's ten. Tables of 11,000 rows and more were not run. Mean ranks, 1 is best, of the methods that have all tables of a "
+    "and .4 for a larger one, not the rule's ten. "
+    "Tables of 11,000 rows and more were not run. Mean ranks, 1 is best, of the methods that have all tables of a "
     "column; in brackets the standard error over tables of the difference to the best tuned rival."
 )
 _SEPARATE: Final = (
