@@ -55,9 +55,7 @@ def main() -> int:
     chosen.out.mkdir(parents=True, exist_ok=True)
     whole = True
     try:
-        params = run.prepare(
-            chosen.folder, [BY_NAME[name] for name in chosen.only], headline="headline" in chosen.rivals
-        )
+        params = run.prepare(chosen.folder, [BY_NAME[name] for name in chosen.only])
     except UserError as error:
         print(f"rivals: {error}", file=sys.stderr)
         return 2
@@ -84,19 +82,16 @@ def _one(table: str, split: int, name: str, params: Params, chosen: argparse.Nam
         method = own.method if own else run.method_of(rival, chosen.folder / "plugins")
         if (own and chosen.minutes) or BY_NAME[table].task not in method.tasks:
             return True
-        if own and run.by_pipeline(own):
-            found, seconds, scored = [], 0.0, run.stored_scores(chosen.folder, own, split)
-        else:
-            rows = run.split(chosen.folder, table, split)
-            if len(rows[0].train) > rival.most:
-                told = f"{len(rows[0].train):,} rows, and {rival.most:,} is the most"
-                print(f"rivals: {name} is not run on {table}: {told}")
-                return True
-            start, share = time.process_time(), 60 * chosen.minutes / min(chosen.splits, params.datasets[table].splits)
-            found = run.trials(method, rival.config, rows[0], share, params.seed) if chosen.minutes else []
-            seconds = time.process_time() - start if found else 0.0
-            best = min(found, key=lambda trial: trial.nll).config if found else own or rival.config
-            scored = run.scored(own.key if own else f"{table}-{name}", split, method, best, rows, params)
+        rows = run.split(chosen.folder, table, split)
+        if len(rows[0].train) > rival.most:
+            told = f"{len(rows[0].train):,} rows, and {rival.most:,} is the most"
+            print(f"rivals: {name} is not run on {table}: {told}")
+            return True
+        start, share = time.process_time(), 60 * chosen.minutes / min(chosen.splits, params.datasets[table].splits)
+        found = run.trials(method, rival.config, rows[0], share, params.seed) if chosen.minutes else []
+        seconds = time.process_time() - start if found else 0.0
+        best = min(found, key=lambda trial: trial.nll).config if found else own or rival.config
+        scored = run.scored(own.key if own else f"{table}-{name}", split, method, best, rows, params)
     except (Diverged, UserError) as error:
         print(f"rivals: {table}, {name}: {error}", file=sys.stderr)
         return False

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import config, evaluation, plugins, recalibration, registry, scores
+from bdl_pipe import config, evaluation, fitting, plugins, recalibration, registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -48,13 +48,8 @@ class Trial:
     nll: float
 
 
-def prepare(folder: Path, tables: Sequence[Table], *, headline: bool = True) -> Params:
-    """Add tables with the rules of ``add`` for the headline (rule.md), make their artifacts, and return the params.
-
-    The pipeline makes the ``prepare`` artifacts, and the scores of a headline that has upstream runs.
-
-    Args:
-        headline: whether the headline's scores are asked for.
+def prepare(folder: Path, tables: Sequence[Table]) -> Params:
+    """Add tables with the rules of ``add`` for the headline (rule.md), prepare them, and return the params.
 
     Raises:
         UserError: a table is missing, or a stage failed.
@@ -70,16 +65,12 @@ def prepare(folder: Path, tables: Sequence[Table], *, headline: bool = True) -> 
             project.verb(folder, "add", *words, "--methods", "stacked")
         except UserError:  # too few rows
             project.verb(folder, "add", *words, "--methods", "multi_swag")
-    with contextlib.chdir(folder):
-        params = load()
-    stages = [f"prepare@{table.name}" for table in tables]
-    if headline:
-        runs = [headline_of(params, table.name) for table in tables]
-        stages += [f"evaluate@{run.key}" for run in runs if by_pipeline(run)]
-    command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", *stages]
-    if subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
+    missing = [table.name for table in tables if not (folder / "work" / "prepare" / table.name).is_dir()]
+    command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", *(f"prepare@{name}" for name in missing)]
+    if missing and subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
         raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
-    return params
+    with contextlib.chdir(folder):
+        return load()
 
 
 def headline_of(params: Params, table: str) -> Run:
@@ -87,19 +78,14 @@ def headline_of(params: Params, table: str) -> Run:
     return next(run for run in params.of("student") if run.spec.dataset == table)
 
 
-def by_pipeline(run: Run) -> bool:
-    """Return whether a run needs other runs, so that the pipeline fits and scores it."""
-    return run.spec.input.partition("/")[0] != "prepare"
-
-
-def stored_scores(folder: Path, run: Run, number: int) -> dict[str, float]:
-    """Return the scores of one split from a run's artifact, by the names of :func:`scored`."""
-    with contextlib.chdir(folder):
-        rows = scores.read(places.artifact("evaluate", run.key) / "scores.parquet").to_pylist()
-    of = {(row["set"], row["metric"]): row for row in rows if row["split"] == number}
-    test = {name: of["test", name]["value"] for name in project.TEST if ("test", name) in of}
-    cost = {name: of["cost", name]["value"] for name in project.COST if ("cost", name) in of}
-    return {"rows": of["test", "nll"]["n"], **test, **cost}
+def states_of(params: Params, run: Run, data: FitData, number: int) -> list[State]:
+    """Fit a run, and the runs that it needs, to one split's rows, with the pipeline's addresses and one thread."""
+    above = {kind: states_of(params, params.run(kind, key), data, number) for kind, key in run.sources.items()}
+    root = Seed(params.seed).fold(run.kind, run.key)
+    seeds = fitting.seeds_of(run.stage, data, above, root, number, run.spec.seeds)
+    with own_settings(_THREADS):
+        calls = fitting.grouped(run.stage, run.config, seeds, [data])
+        return [state for call in calls for state in call.states(Silent())]
 
 
 def facts() -> dict[str, Any]:
@@ -183,9 +169,9 @@ def listed(method: Method, first: Mapping[str, Any], seed: int) -> Iterator[dict
         yield drawn
 
 
-def fitted(method: Method, drawn: Mapping[str, Any] | Run, data: FitData, rng: Seed) -> State:
-    """Fit a method once, with one thread; ``drawn`` are hyperparameters, or a run that has them."""
-    typed = drawn.config if isinstance(drawn, Run) else config.read(method.config, drawn, f"methods.{method.name}")
+def fitted(method: Method, drawn: Mapping[str, Any], data: FitData, rng: Seed) -> State:
+    """Fit a method once, with one thread."""
+    typed = config.read(method.config, dict(drawn), f"methods.{method.name}")
     fit = method.stages["student"].fit_one
     with own_settings(_THREADS):
         return fit(data, {}, typed, rng=rng, report=Silent())
@@ -207,11 +193,14 @@ def scored(
     Args:
         key: the key that the run would have in params.yaml, from which its addresses follow.
         number: the split.
-        drawn: the hyperparameters, or a run that has them.
+        drawn: the hyperparameters, or a run that has them and the runs that it needs.
     """
     data, test, calibration = rows
     start = time.process_time()
-    state = fitted(method, drawn, data, Seed(params.seed).fold("student", key).fold(number, 0))
+    if isinstance(drawn, Run):
+        state = states_of(params, drawn, data, number)[0]
+    else:
+        state = fitted(method, drawn, data, Seed(params.seed).fold("student", key).fold(number, 0))
     seconds, rng = time.process_time() - start, prediction_address(params.seed, key, number, 0)
     with own_settings(_THREADS):
         learnt, predictor = None, Predictor(posterior_of(state), data.transform)

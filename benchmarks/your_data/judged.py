@@ -26,7 +26,7 @@ COVERED_THIRD: Final = (0.80, 0.97)
 LARGE: Final = 300  # test rows of a table whose coverage is shown
 _DECIMALS: Final = 3
 _TUNED: Final = ", tuned"
-_KEY: Final = ["table", "split", "commit"]
+_KEY: Final = ["table", "split"]
 _SETS: Final = ("all", "seen", "unseen", f"unseen without {' and '.join(KNOWN)}")
 
 
@@ -59,10 +59,10 @@ class Ranks:
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the splits and the commit of a table's headline, with their labels."""
-    label = rows["rival"] + np.where(rows["settings"] == "default", "", _TUNED)
-    own = pd.MultiIndex.from_frame(rows.loc[rows["rival"] == HEADLINE, _KEY])
-    return rows.assign(label=label)[pd.MultiIndex.from_frame(rows[_KEY]).isin(own)]
+    """Return the rows with the splits of a table's headline and of a commit that has headlines, with their labels."""
+    label, own = rows["rival"] + np.where(rows["settings"] == "default", "", _TUNED), rows[rows["rival"] == HEADLINE]
+    there = pd.MultiIndex.from_frame(rows[_KEY]).isin(pd.MultiIndex.from_frame(own[_KEY]))
+    return rows.assign(label=label)[there & rows["commit"].isin(own["commit"])]
 
 
 def scores(rows: pd.DataFrame, score: str, names: Sequence[str]) -> pd.DataFrame:
