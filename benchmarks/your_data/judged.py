@@ -130,8 +130,8 @@ _SEPARATE: Final = (
     "the headline. One table with a far tail can lead the mean."
 )
 _SECONDS: Final = (
-    "Seconds of one fit on one thread, all tables together (one split each), and the median; the processor's, but for the "
-    "`headline` rows of 221a98b9, whose seconds are those of the clock."
+    "Seconds of one fit on one thread, all tables together (one split each), and the median: the processor's; of the "
+    "`headline` rows of 221a98b9, the clock's."
 )
 
 
