@@ -16,7 +16,7 @@ from bdl_pipe.errors import DataError, UserError
 from bdl_pipe.metrics.comparison import over_splits
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
-from benchmarks.your_data import fetch, others, page, project
+from benchmarks.your_data import fetch, judged, others, page, project
 from benchmarks.your_data.tables import BY_NAME, INSTALL, TABLES, Table
 
 PLACE = Path(__file__).resolve().parents[1] / "results" / "your_data"
@@ -25,21 +25,20 @@ FORMER = {
     *("titanicsurvival", "wine", "flights", "houseprices", "salaries", "wage"),
 }
 LATER = {"magic", "nmes1988", "gestation", "budgetfood", "check_times"}  # seen since a run of all tables
-WIDE = {"budgetitaly", "saratogahouses", "acs12"}  # seen since the recalibration of tails
+WIDE = {"budgetitaly", "saratogahouses", "acs12", "computers"}  # since the recalibration of tails, or by `stacked`
 MET = re.compile(
     r"college$|hitters|carseats|auto|boston|concrete|winequality|prestige|ames|cpus|pima|titanic|wdbc", re.I
 )
 
 
 def test_tables_of_both_tasks_and_all_sizes_are_listed_and_the_tables_that_the_rules_have_met_are_marked() -> None:
-    assert len(TABLES) == len(BY_NAME) == len({table.source for table in TABLES}) == 38
-    assert Counter(table.task for table in TABLES) == {"regression": 25, "classification": 13}
+    assert len(TABLES) == 39 and len(BY_NAME) == len({table.source for table in BY_NAME.values()}) == 48
+    assert Counter(table.task for table in TABLES) == {"regression": 26, "classification": 13}
     assert all(re.fullmatch(r"[a-z0-9_]+", table.name) and table.licence for table in TABLES)
     for seen in (True, False):
         assert {table.size for table in TABLES if table.seen == seen} == {"small", "middle", "large"}
-    assert {table.name for table in TABLES if table.seen} == FORMER | LATER | WIDE
-    assert [table.name for table in TABLES if not table.seen and MET.search(" ".join(table.source))] == []
-    assert sum(not table.seen for table in TABLES) == 15
+    assert {table.name for table in BY_NAME.values() if table.seen} == FORMER | LATER | WIDE
+    assert [table.name for table in BY_NAME.values() if not table.seen and MET.search(" ".join(table.source))] == []
 
 
 def test_a_table_without_a_known_source_a_reason_or_its_size_is_refused() -> None:
@@ -51,7 +50,7 @@ def test_a_table_without_a_known_source_a_reason_or_its_size_is_refused() -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("table", TABLES, ids=list(BY_NAME))
+@pytest.mark.parametrize("table", BY_NAME.values(), ids=list(BY_NAME))
 def test_a_table_is_read_from_its_package_and_its_target_fits_its_task(table: Table) -> None:
     pytest.importorskip(table.source[0])
     frame = fetch.read(table)
@@ -231,15 +230,33 @@ def test_the_facts_of_the_stored_page_name_each_table_once() -> None:
     assert sorted(named) == sorted(set(page.read(PLACE)["table"]))
 
 
-def test_rivals_are_paired_by_the_splits_that_they_have() -> None:
-    """Of two splits +0.2 and +0.4: 0.3 with the error √((1/2 + 1/9) 0.02); a rival of one split has no error."""
-    bases = (("boosting", 1.0), ("multi_swag", 2.0))
-    ours = [("iris", method, split, base + split) for method, base in bases for split in (0, 1)]
-    frame = pd.DataFrame(ours, columns=["table", "method", "split", "nll"])
-    of = {"table": "iris", "settings": "default", "fit_seconds": 1.0, "search_seconds": 0.0}
-    scored = (("lightgbm_t", 0, 1.2), ("lightgbm_t", 1, 2.4), ("ngboost", 0, 0.9))
-    rivals = pd.DataFrame([{**of, "rival": name, "split": split, "nll": nll} for name, split, nll in scored])
-    text = "\n".join(others.sections(frame, {"rivals": rivals}))
-    assert f"| `lightgbm_t` | +0.300 ± {math.sqrt((1 / 2 + 1 / 9) * 0.02):.3f} | -0.700 ± 0.111 |" in text
-    assert "| `ngboost` | -0.100 | -1.100 |" in text and "1.200 (1.0 s)" in text
-    assert others.sections(frame, {}) == []
+def test_the_judgement_ranks_means_over_splits_that_are_equal_to_three_decimals() -> None:
+    """Ranks by hand; without rounding, or with the row of another commit, the headline's would be 1.33 or 2.33."""
+    columns = ["table", "rival", "settings", "split", "nll"]
+    cells = {
+        "airquality": {"headline": (1.0, 2.0), "lightgbm_t": (1.6, 1.6), "lightgbm_t, tuned": (1.4002, 1.6)},
+        "diabetes": {"headline": (3.0,), "lightgbm_t": (3.2,), "lightgbm_t, tuned": (3.1,)},
+        "sacramento": {"headline": (5.2,), "lightgbm_t": (5.3,), "lightgbm_t, tuned": (5.1,)},
+    }
+    rows = [
+        (table, name.split(",")[0], "default" if "," not in name else "0.5 minutes", split, nll)
+        for table, of in cells.items()
+        for name, values in of.items()
+        for split, nll in enumerate(values)
+    ]
+    frame = pd.DataFrame(rows, columns=columns).assign(
+        commit="a", rows=30, fit_seconds=1.0, search_seconds=0.0, trials=1
+    )
+    frame = frame.assign(
+        crps=frame["nll"], coverage_90=0.9, coverage_narrow=0.9, coverage_middle=0.9, coverage_wide=0.9
+    )
+    other = frame[frame["rival"] == "lightgbm_t"].assign(nll=0.0, crps=0.0, commit="b")
+    frame = pd.concat([frame, other], ignore_index=True)
+    found = judged.ranks(judged.scores(judged.labelled(frame), "nll", list(cells)))
+    less = np.array([1.5 - 1.5, 1 - 2, 2 - 1])
+    assert found is not None and found.best == "lightgbm_t, tuned" and found.tables == 3
+    assert found.means == pytest.approx({"headline": 1.5, "lightgbm_t, tuned": 1.5, "lightgbm_t": 3.0})
+    assert found.errors["headline"] == pytest.approx(less.std(ddof=1) / math.sqrt(3)) and not found.first
+    text = "\n".join(others.sections({"rivals": frame}))
+    assert "- Worst table: sacramento, +0.100 nats against `lightgbm_t, tuned`; 2 of 3 tables" in text
+    assert "| sacramento | `lightgbm_t` | 0 | 0.000 | 0 | b |" in text and others.sections({}) == []

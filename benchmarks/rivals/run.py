@@ -7,19 +7,20 @@ import platform
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
-from bdl_pipe import config, evaluation, plugins, recalibration, registry
+from bdl_pipe import config, evaluation, fitting, plugins, recalibration, registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged, UserError
 from bdl_pipe.method import Method
+from bdl_pipe.metrics import pit, stored
 from bdl_pipe.posterior import Predictor, prediction_address
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
@@ -29,7 +30,7 @@ from benchmarks.your_data import fetch, project
 from benchmarks.your_data.tables import Table
 from pipeline.core import places, provenance
 from pipeline.core.load import load
-from pipeline.core.model import Params
+from pipeline.core.model import Params, Run
 from pipeline.prepared import folders
 
 from .settings import INSTALL, Rival, file_of
@@ -47,23 +48,44 @@ class Trial:
     nll: float
 
 
-def prepare(folder: Path, table: Table) -> Params:
-    """Add a table with the rules of ``add``, make its ``prepare`` artifact, and return the folder's params.
+def prepare(folder: Path, tables: Sequence[Table]) -> Params:
+    """Add tables with the rules of ``add`` for the headline (rule.md), prepare them, and return the params.
 
     Raises:
-        UserError: the table is missing, or a stage failed.
+        UserError: a table is missing, or a stage failed.
     """
     project.make(folder)
-    path = fetch.write(table, folder / "data").relative_to(folder)
-    if not (folder / "params" / "data" / f"{table.name}.yaml").is_file():
-        words = [str(path), "--target", table.target, "--name", table.name, "--methods", "constant"]
-        project.verb(folder, "add", *words, *(["--leave-out", *table.leave_out] if table.leave_out else []))
-    if not (folder / "work" / "prepare" / table.name).is_dir():
-        command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", f"prepare@{table.name}"]
-        if subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
-            raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
+    for table in tables:
+        path = fetch.write(table, folder / "data").relative_to(folder)
+        if (folder / "params" / "data" / f"{table.name}.yaml").is_file():
+            continue
+        words = [str(path), "--target", table.target, "--name", table.name, "--minutes", str(project.MINUTES)]
+        words += ["--leave-out", *table.leave_out] if table.leave_out else []
+        try:
+            project.verb(folder, "add", *words, "--methods", "stacked")
+        except UserError:  # too few rows
+            project.verb(folder, "add", *words, "--methods", "multi_swag")
+    missing = [table.name for table in tables if not (folder / "work" / "prepare" / table.name).is_dir()]
+    command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", *(f"prepare@{name}" for name in missing)]
+    if missing and subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:
+        raise UserError(f"{' '.join(command[1:])} failed, in {folder}")
     with contextlib.chdir(folder):
         return load()
+
+
+def headline_of(params: Params, table: str) -> Run:
+    """Return the run of a table's headline, with the hyperparameters that ``add`` has written."""
+    return next(run for run in params.of("student") if run.spec.dataset == table)
+
+
+def states_of(params: Params, run: Run, data: FitData, number: int) -> list[State]:
+    """Fit a run, and the runs that it needs, to one split's rows, with the pipeline's addresses and one thread."""
+    above = {kind: states_of(params, params.run(kind, key), data, number) for kind, key in run.sources.items()}
+    root = Seed(params.seed).fold(run.kind, run.key)
+    seeds = fitting.seeds_of(run.stage, data, above, root, number, run.spec.seeds)
+    with own_settings(_THREADS):
+        calls = fitting.grouped(run.stage, run.config, seeds, [data])
+        return [state for call in calls for state in call.states(Silent())]
 
 
 def facts() -> dict[str, Any]:
@@ -115,10 +137,11 @@ def split(folder: Path, table: str, number: int) -> tuple[FitData, Examples, Exa
 def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: float, seed: int) -> list[Trial]:
     """Search at random: the defaults, then a list of configs that is the same for all tables, until the time is over.
 
-    Each is fitted to the training rows of ``data.search`` and scored on its validation rows, which choose. The number
-    of trials depends on the machine; the configs do not.
+    Each is fitted to the training rows of ``data.search`` and scored on its validation rows, which choose. The time is
+    the processor's, which other programs do not shorten. The number of trials depends on the machine; the configs do
+    not.
     """
-    own, found, start = data.search or data, list[Trial](), time.perf_counter()
+    own, found, start = data.search or data, list[Trial](), time.process_time()
     inputs, targets = own.tensors("validation")
     for number, drawn in enumerate(listed(method, first, seed)):
         try:
@@ -128,7 +151,7 @@ def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: flo
         except Diverged:
             nll = np.inf
         found.append(Trial(drawn, nll if np.isfinite(nll) else np.inf))
-        if time.perf_counter() - start > seconds:
+        if time.process_time() - start > seconds:
             return found
     return found
 
@@ -158,29 +181,39 @@ def scored(
     key: str,
     number: int,
     method: Method,
-    drawn: Mapping[str, Any],
+    drawn: Mapping[str, Any] | Run,
     rows: tuple[FitData, Examples, Examples | None],
     params: Params,
 ) -> dict[str, float]:
     """Fit, recalibrate and score as the pipeline's stages do; return the scores of test rows and the seconds.
 
+    The seconds of the fit are the processor's. Beside the scores stands the coverage of 90 % intervals in each third of
+    the rows by width.
+
     Args:
         key: the key that the run would have in params.yaml, from which its addresses follow.
         number: the split.
-        drawn: the hyperparameters.
+        drawn: the hyperparameters, or a run that has them and the runs that it needs.
     """
     data, test, calibration = rows
-    start = time.perf_counter()
-    state = fitted(method, drawn, data, Seed(params.seed).fold("student", key).fold(number, 0))
-    seconds, rng = time.perf_counter() - start, prediction_address(params.seed, key, number, 0)
+    start = time.process_time()
+    if isinstance(drawn, Run):
+        state = states_of(params, drawn, data, number)[0]
+    else:
+        state = fitted(method, drawn, data, Seed(params.seed).fold("student", key).fold(number, 0))
+    seconds, rng = time.process_time() - start, prediction_address(params.seed, key, number, 0)
     with own_settings(_THREADS):
         learnt, predictor = None, Predictor(posterior_of(state), data.transform)
         if calibration is not None:
             batches = predictor.transformed_batches(calibration.inputs, rng=rng, device="cpu")
             learnt = recalibration.fit(batches, calibration, data.transform)
         predictor = Predictor(posterior_of(state), data.transform, recalibration=learnt)
-        figures, _ = evaluation.score_all(predictor, test, params.evaluate, rng, "cpu", ood={}, transfer={})
+        figures, clean = evaluation.score_all(predictor, test, params.evaluate, rng, "cpu", ood={}, transfer={})
     found = {of: value for of, (value, _) in figures.items()}
-    scores = {score: found[Quantity(score)] for score in project.TEST if Quantity(score) in found}
+    given = {score: found[Quantity(score)] for score in project.TEST if Quantity(score) in found}
+    rows_of = stored.of_table(clean.predictions)
+    if isinstance(rows_of, stored.StoredValues):
+        own = {metric.name: metric.function(rows_of) for metric in pit.METRICS if metric.name in pit.THIRDS}
+        given |= {name: share for name, share in own.items() if share is not None}
     per_row = found.get(Quantity("seconds_per_1000", "cost"), np.nan)
-    return {"rows": len(test), **scores, "fit_seconds": seconds, "seconds_per_1000": per_row}
+    return {"rows": len(test), **given, "fit_seconds": seconds, "seconds_per_1000": per_row}

@@ -28,7 +28,7 @@ class Rival:
     """A rival.
 
     Attributes:
-        method: its method's name.
+        method: its method's name; empty for the headline, whose run the project folder has.
         config: the hyperparameters of the fit at its defaults.
         plugin: the file that registers the method, of this folder or a block of docs/rivals.md; empty for a method of
             the project.
@@ -46,6 +46,7 @@ class Rival:
 
 
 RIVALS: Final[dict[str, Rival]] = {
+    "headline": Rival("", {}, about="`stacked`, or `multi_swag` below 1,000 training rows, as `add` writes it"),
     "constant": Rival("constant", {}, about="the distribution of the training targets"),
     "boosting": Rival("boosting", _BOOSTING, about="the project's `boosting` as `add` runs it"),
     "boosting_t": Rival(

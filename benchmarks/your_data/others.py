@@ -1,20 +1,17 @@
 """Sections of the page results/your_data: rivals that other packages fit, and the protocols of others."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-import numpy as np
 import pandas as pd
 
 from benchmarks.protocols import scoringbench, tables
 from benchmarks.rivals.settings import RIVALS
 
-from . import shown
-from .tables import BY_NAME
+from . import judged, shown
 
-_OURS: Final = ("boosting", "multi_swag", "tabm", "ensemble")  # of scores.csv, beside the rivals
 _SCORES: Final = {
     "nll": "NLL",
     "crps": "CRPS",
@@ -37,14 +34,14 @@ def read(place: Path) -> dict[str, Any]:
     return files | ({"run": json.loads(path.read_text())} if path.is_file() else {})
 
 
-def sections(frame: pd.DataFrame, files: Mapping[str, Any]) -> list[str]:
-    """Return the sections, given the page's own scores."""
+def sections(files: Mapping[str, Any]) -> list[str]:
+    """Return the sections of the files that there are."""
     parts = list[str]()
     if "rivals" in files:
         parts += [
             "## Rivals that other packages fit",
             _RIVALS,
-            *_rivals(frame, files["rivals"]),
+            *_rivals(files["rivals"]),
             _run(files.get("run")),
         ]
     if "scoringbench" in files:
@@ -57,10 +54,9 @@ def sections(frame: pd.DataFrame, files: Mapping[str, Any]) -> list[str]:
 _RIVALS: Final = (
     "Packages that people install, on the splits, with the recalibration and by the scores of all other methods, one "
     "thread each: `python -m benchmarks.rivals`. Validation rows choose; test rows are only scored. A category has its "
-    "20 most frequent values, as for every method here. The command also gives `constant` and `boosting`, and their "
-    "scores on sacramento are the page's to seven digits. An empty cell was not run. TabPFN has no row, as it needs "
-    "weights."
+    "20 most frequent values, as for every method here. An empty cell was not run. TabPFN has no row: it needs weights."
 )
+_FURTHER: Final = "Rows of an earlier commit, of methods, splits and tables that the judgement does not have."
 _SCORINGBENCH: Final = (
     "Its five folds with seed 42, of at most 3,000 rows, its encoding of categories as whole numbers, and its scores, "
     "of the predictive itself in place of a histogram: `python -m benchmarks.protocols scoringbench`. Its leaderboard "
@@ -74,18 +70,17 @@ _TABARENA: Final = (
 )
 
 
-def _rivals(frame: pd.DataFrame, rivals: pd.DataFrame) -> list[str]:
+def _rivals(rivals: pd.DataFrame) -> list[str]:
+    """Return the judgement, and the rows of rivals that it does not have."""
     names = [name for name in RIVALS if name in set(rivals["rival"])]
     listed = shown.table(["Rival", ""], [[f"`{name}`", RIVALS[name].about] for name in names])
-    parts = [listed]
-    for settings, mine in rivals.groupby("settings", sort=False):
-        known = [name for name in BY_NAME if name in set(mine["table"])]
-        label = "at its defaults" if settings == "default" else f"after {settings} of search on validation rows"
-        own = ", ".join(f"`{name}`" for name in _OURS)
-        parts.append(f"NLL on the first split, each {label}, with seconds; {own} are the page's own rows.")
-        parts.append(_first(frame, mine, known, names))
-        parts += _paired(frame, mine, known, names) if settings == "default" else []
-    return parts
+    rest = rivals.drop(index=judged.labelled(rivals).index)
+    lines = [
+        [row.table, f"`{row.rival}`", row.split, f"{row.nll:.3f}", shown.small(row.crps), row.commit]
+        for row in rest.itertuples()
+    ]
+    others = shown.table(["Table", "Rival, at its defaults", "Split", "NLL", "CRPS", "Commit"], lines)
+    return [listed, *judged.sections(rivals), *(["### Further rows", _FURTHER, others] if lines else [])]
 
 
 def _run(about: Mapping[str, Any] | None) -> str:
@@ -94,46 +89,10 @@ def _run(about: Mapping[str, Any] | None) -> str:
         return ""
     packages = ", ".join(f"{name} {version}" for name, version in about["packages"].items())
     return (
-        f"Commit {about['commit'][:8]}, {about['device']}, threads of a fit: {about['threads of a fit']}; {packages}. "
-        "Other programs ran on the same cores, so that the fits take fewer seconds on an idle machine."
+        f"Commit of the last rows: {about['commit'][:8]}; {about['device']}, threads of a fit: "
+        f"{about['threads of a fit']}; {packages}. Other programs ran on the same cores: a fit takes a little less "
+        "of the processor on an idle machine."
     )
-
-
-def _first(frame: pd.DataFrame, rivals: pd.DataFrame, known: Sequence[str], names: Sequence[str]) -> str:
-    """Return the NLL of the first split, and the seconds of the fits in brackets."""
-    shown_names, rows = [name for name in names if name in set(rivals["rival"])], []
-    for table in known:
-        own = frame[(frame["table"] == table) & (frame["split"] == 0)].set_index("method")
-        of = rivals[(rivals["table"] == table) & (rivals["split"] == 0)].set_index("rival")
-        cells = [shown.figure(own["nll"].get(method, np.nan)) for method in _OURS]
-        for name in shown_names:
-            there = name in of.index
-            seconds = of["fit_seconds"].get(name, 0.0) + of["search_seconds"].get(name, 0.0)
-            cells.append(f"{shown.figure(of['nll'][name])} ({shown.seconds(seconds)} s)" if there else "")
-        rows.append([table, *cells])
-    return shown.table(["Table", *_OURS, *(f"`{name}`" for name in shown_names)], rows)
-
-
-def _paired(frame: pd.DataFrame, rivals: pd.DataFrame, known: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return the differences to `boosting` and to `multi_swag` over the splits that a rival has."""
-    rows = []
-    for name in names:
-        if name in ("constant", "boosting"):
-            continue
-        cells = [f"`{name}`"]
-        for table in known:
-            of = rivals[(rivals["table"] == table) & (rivals["rival"] == name)].set_index("split")["nll"]
-            for other in ("boosting", "multi_swag"):
-                own = frame[(frame["table"] == table) & (frame["method"] == other)].set_index("split")["nll"]
-                cells.append(shown.error(*shown.mean_and_error((of - own).dropna().to_numpy())) if len(of) else "")
-        rows.append(cells)
-    told = (
-        "NLL of a rival less the NLL of `boosting`, and of `multi_swag`, paired by split, with the standard error of "
-        "Nadeau and Bengio over the splits that the rival has. Without an error there is one split: no order is "
-        "established by it."
-    )
-    titles = [f"{table}, {other}" for table in known for other in ("boosting", "multi_swag")]
-    return [told, shown.table(["Rival", *titles], rows)]
 
 
 def _protocol(frame: pd.DataFrame) -> list[str]:

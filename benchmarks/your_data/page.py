@@ -58,17 +58,29 @@ def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str,
     """Return the whole page of scores from these runs, with sections of the files ``more`` (:mod:`.others`)."""
     names = [name for name in BY_NAME if name in set(frame["table"])]
     tasks = {task: [name for name in names if BY_NAME[name].task == task] for task in ("regression", "classification")}
-    parts = [f"# Your data: {len(names)} tables that packages ship", *head(frame), *_by_kind(frame), "## Tables"]
+    parts = [
+        f"# Your data: {len(names)} tables that packages ship",
+        *head(frame),
+        _FORMER,
+        *_by_kind(frame),
+        "## Tables",
+    ]
     parts += [_listed(frame, task, mine) for task, mine in tasks.items() if mine]
     parts += ["## Methods", _METHODS, _by_method(frame)]
     if tasks["regression"]:
         parts += ["## The scores of ScoringBench", _SCORES, _ratios(frame), *_ranks(frame)]
-    parts += others.sections(frame, more or {})
+    parts += others.sections(more or {})
     parts += ["## Where boosting is better", _boosting(frame), "## The tables' sources", _SOURCES, _sources(names)]
     parts += ["## The runs", _RUNS if len(runs) > 1 else "", *map(_run, runs)]
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
+_FORMER: Final = (
+    "These fits are of the commits under [the runs](#the-runs), before `stacked`, and before quantile bins and a Student "
+    "t became the defaults of `tabm`, `ensemble` and `deterministic` for regression on 1,000 to 10,000 training rows: "
+    "there, the rows of these three do not describe what `add` writes now. What it writes now is judged "
+    "[below](#rivals-that-other-packages-fit)."
+)
 _METHODS: Final = (
     "NLL on test rows: on how many tables a method is below `constant`, and at or below `boosting`. CRPS: the "
     "geometric mean over tables of its ratio to the CRPS of `constant`. Coverage of the central 90 % interval: "
