@@ -91,15 +91,16 @@ def check() -> None:
 
 @verbs.command
 @click.option("-j", "--jobs", type=COUNT, default=3, metavar="N", help="Stages at once (default 3).")
-@click.argument("targets", nargs=-1, metavar="[STAGE]...")
-def repro(jobs: int, targets: tuple[str, ...]) -> int:
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE | STAGE]...")
+def repro(jobs: int, words: tuple[str, ...]) -> int:
     """Run every stage whose result is out of date, several at once.
 
-    STAGE: run only these stages and the stages that they need, named as in dvc.yaml.
+    KEY=VALUE: first write this value into params.yaml, such as methods.vbpc.gamma=50. STAGE: run only these stages and
+    the stages that they need, named as in dvc.yaml.
     """
     from .verbs import repro
 
-    return repro(targets, jobs)
+    return repro([word for word in words if "=" not in word], jobs, [word for word in words if "=" in word])
 
 
 @verbs.command

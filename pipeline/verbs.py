@@ -65,13 +65,18 @@ def remove(name: str) -> None:
     print(f"params.yaml: without {name} ({', '.join(f'{count} {section}' for section, count in counts.items())})")
 
 
-def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
+def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[str] = ()) -> int:
     """Run the stages that are out of date; return 1 if a stage failed.
 
+    Args:
+        values: ``key=value``, each written into params.yaml first, which then describes the results, as DVC requires.
+
     Raises:
-        UserError: params.yaml, the environment, or a target is wrong; no stage has run.
+        UserError: params.yaml, the environment, a target or a value is wrong; no stage has run.
     """
     settings = Settings.read()
+    for line in overlays.set_values(values) if values else ():
+        print(f"params.yaml: {line}")
     if settings.jobs and settings.executor == "ray":
         return job.send(settings, ["repro", "-j", str(jobs), *targets])
     params = _read(settings)
