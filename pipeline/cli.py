@@ -292,6 +292,19 @@ def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | No
 
 
 @verbs.command
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+def register(runs: tuple[str, ...]) -> None:
+    """Register fitted posteriors as models in MLflow.
+
+    RUN: a key of runs. Default: the run that the report's verdict takes, for each data set, with the alias champion.
+    """
+    from .core.load import load
+    from .export.register import register
+
+    print(*register(runs, load()), sep="\n")
+
+
+@verbs.command
 @click.argument("overlay", type=PATH, metavar="FILE.yaml")
 def apply(overlay: Path) -> None:
     """Merge an overlay of params/ into params.yaml, and keep comments."""

@@ -103,6 +103,10 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
         outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
         tracker.compare(lambda: comparison.of(params))
     unfinished = outcome.left(why)
+    if settings.machine.track.models and settings.tracking and "report" not in unfinished:
+        from .export.register import register
+
+        print(*register([run.key for run in params.of("student")], params), sep="\n")
     _show(outcome, everything, unfinished, params)
     _share(everything, unfinished, settings)
     _point(unfinished)
@@ -128,12 +132,13 @@ def ui(host: str, port: int) -> int:
     from .stages import comparison
 
     params = load()
-    experiment = tracking.compare(lambda: comparison.of(params))
-    if experiment is None:
+    compared = tracking.compare(lambda: comparison.of(params))
+    if compared is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
         raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
-    page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
-    print(f"the comparison: {page}\n(the server answers after up to a minute; Ctrl-C ends it)", flush=True)
+    for dataset, published in compared.items():
+        print(f"{dataset}: http://{host}:{port}/{tracking.link(published.experiment)}")
+    print("(the server answers after up to a minute; Ctrl-C ends it)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
     command += ["--host", host, "--port", str(port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **_SERVER}, check=False).returncode

@@ -56,7 +56,8 @@ import json
 from mlflow.tracking import MlflowClient
 from pipeline.tracking import store
 client = MlflowClient(store.store_uri())
-runs = client.search_runs([client.get_experiment_by_name(store.COMPARISON).experiment_id])
+places = client.search_experiments(filter_string=f"name LIKE '{store.COMPARISON}%'")
+runs = client.search_runs([place.experiment_id for place in places])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
     project.edit("params.yaml", "figures_dpi: 110", "figures_dpi: 90")

@@ -1,0 +1,51 @@
+"""Register fitted posteriors in MLflow: ``python -m pipeline register [RUN]...``.
+
+A registered model is a data set, such as ``boston``, and its versions are fitted runs. The alias of a run's newest
+version is the run's key; the alias ``champion`` is the run that the report's verdict takes by the NLL. So
+``mlflow.pyfunc.load_model("models:/boston@champion")`` predicts with it, and ``mlflow models serve`` serves it.
+"""
+
+from collections.abc import Collection
+
+from bdl_pipe import artifacts
+from bdl_pipe.config import nearest
+from bdl_pipe.errors import UserError
+
+from .. import tracking
+from ..core.model import Params
+from ..stages import comparison
+from .shared import student_of
+from .targets import model
+
+CHAMPION = "champion"
+
+
+def register(keys: Collection[str], params: Params) -> list[str]:
+    """Register runs, and return a line for each; without keys, the run that each verdict takes.
+
+    A run whose artifact is registered already gets its aliases only.
+
+    Raises:
+        UserError: a run is unknown or has no scores, the verdict takes no run, or the store cannot be used.
+    """
+    compared = comparison.of(params)
+    scored = {run.key: one for one in compared for run in one.runs}
+    for key in keys:
+        if key not in scored:
+            raise UserError(f"{key}: is not a run with scores{nearest(key, scored)}")
+    chosen = list(keys) or [one.taken for one in compared if one.taken]
+    if not chosen:
+        raise UserError("no run is fitted and evaluated yet: python -m pipeline repro")
+    published = tracking.compare(lambda: compared)
+    if published is None:
+        raise UserError("the models are not registered: the tracking store cannot be used")
+    lines = []
+    for key in chosen:
+        one, student = scored[key], student_of(key)
+        digest = artifacts.sha256(student / artifacts.MANIFEST)
+        aliases = [key, *([CHAMPION] if key == one.taken else [])]
+        with model.quiet():
+            run_id = published[one.dataset].runs[key]
+            version = tracking.register(one.dataset, run_id, digest, aliases, lambda at=student: model.contents(at))
+        lines.append(f"models:/{one.dataset}/{version}: {key} (aliases: {', '.join(aliases)})")
+    return lines
