@@ -216,12 +216,22 @@ def paper(
     return paper(table, dataset, method, splits, stand_in)
 
 
-@verbs.command
+@verbs.command(cls=ListsCommand)
 @click.argument("method")
 @click.option("--dataset", required=True)
 @click.option("--samples", type=COUNT, required=True, metavar="N", help="Trials.")
-@click.option("--scheduler", type=click.Choice(("asha", "pbt")), default="asha", help="Default: asha.")
-@click.option("--metric", default="nll", help="The score to optimise. Default: nll.")
+@click.option(
+    "--scheduler", type=click.Choice(("asha", "pbt", "medianstopping", "fifo")), default="asha", help="Default: asha."
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(("optuna", "random", "hyperopt", "bayesopt", "hebo", "nevergrad")),
+    default="optuna",
+    help="Default: optuna. All but random need a package of their name.",
+)
+@click.option("--metric", multiple=True, default=("nll",), help="The score to optimise, then others to report (nll).")
+@click.option("--space", multiple=True, metavar="KEY=LOW:HIGH:SCALE", help="Search these keys; log, linear, integer.")
+@click.option("--tensorboard", is_flag=True, help="Also write event files for TensorBoard.")
 @click.option("--run", help="The run to search. Default: the method's first run.")
 @TRIALS
 @RESUME

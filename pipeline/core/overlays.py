@@ -61,7 +61,8 @@ def set_values(values: Sequence[str], target: Path = PARAMS) -> list[str]:
 
 
 def _value(text: str, value: str) -> Any:
-    from ruamel.yaml import YAML, YAMLError
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
 
     try:
         return YAML(typ="safe", pure=True).load(value)

@@ -6,6 +6,7 @@ version is the run's key; the alias ``champion`` is the run that the report's ve
 """
 
 from collections.abc import Collection
+from functools import partial
 
 from bdl_pipe import artifacts
 from bdl_pipe.config import nearest
@@ -46,6 +47,7 @@ def register(keys: Collection[str], params: Params) -> list[str]:
         aliases = [key, *([CHAMPION] if key == one.taken else [])]
         with model.quiet():
             run_id = published[one.dataset].runs[key]
-            version = tracking.register(one.dataset, run_id, digest, aliases, lambda at=student: model.contents(at))
+            contents = partial(model.contents, student)
+            version = tracking.register(one.dataset, run_id, digest, aliases, contents)
         lines.append(f"models:/{one.dataset}/{version}: {key} (aliases: {', '.join(aliases)})")
     return lines
