@@ -104,9 +104,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
         tracker.compare(lambda: comparison.of(params))
     unfinished = outcome.left(why)
     if settings.machine.track.models and settings.tracking and "report" not in unfinished:
-        from .export.register import register
-
-        print(*register([run.key for run in params.of("student")], params), sep="\n")
+        _register(params)
     _show(outcome, everything, unfinished, params)
     _share(everything, unfinished, settings)
     _point(unfinished)
@@ -196,6 +194,16 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     fresh = {stage.key for stage in runs if stage.name not in why}
     missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
     show_runs([run_info(run, params) for run in params.of("student") if run.key in fresh], missing, Console())
+
+
+def _register(params: Params) -> None:
+    """Register the posterior of each run; a failure is a warning, since the results are in place."""
+    from .export.register import register
+
+    try:
+        print(*register([run.key for run in params.of("student")], params), sep="\n")
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:

@@ -7,6 +7,7 @@ version is the run's key; the alias ``champion`` is the run that the report's ve
 
 from collections.abc import Collection
 from functools import partial
+from typing import Final
 
 from bdl_pipe import artifacts
 from bdl_pipe.config import nearest
@@ -18,7 +19,8 @@ from ..stages import comparison
 from .shared import student_of
 from .targets import model
 
-CHAMPION = "champion"
+CHAMPION: Final = "champion"
+_UNUSABLE: Final = "the models are not registered: tracking is off, or its store cannot be used"
 
 
 def register(keys: Collection[str], params: Params) -> list[str]:
@@ -39,7 +41,7 @@ def register(keys: Collection[str], params: Params) -> list[str]:
         raise UserError("no run is fitted and evaluated yet: python -m pipeline repro")
     published = tracking.compare(lambda: compared)
     if published is None:
-        raise UserError("the models are not registered: the tracking store cannot be used")
+        raise UserError(_UNUSABLE)
     lines = []
     for key in chosen:
         one, student = scored[key], student_of(key)
@@ -48,6 +50,8 @@ def register(keys: Collection[str], params: Params) -> list[str]:
         with model.quiet():
             run_id = published[one.dataset].runs[key]
             contents = partial(model.contents, student)
-            version = tracking.register(one.dataset, run_id, digest, aliases, contents)
+            version = tracking.tolerate(partial(tracking.register, one.dataset, run_id, digest, aliases, contents))
+        if version is None:
+            raise UserError(_UNUSABLE)
         lines.append(f"models:/{one.dataset}/{version}: {key} (aliases: {', '.join(aliases)})")
     return lines
