@@ -91,15 +91,16 @@ def check() -> None:
 
 @verbs.command
 @click.option("-j", "--jobs", type=COUNT, default=3, metavar="N", help="Stages at once (default 3).")
-@click.argument("targets", nargs=-1, metavar="[STAGE]...")
-def repro(jobs: int, targets: tuple[str, ...]) -> int:
+@click.argument("words", nargs=-1, metavar="[KEY=VALUE | STAGE]...")
+def repro(jobs: int, words: tuple[str, ...]) -> int:
     """Run every stage whose result is out of date, several at once.
 
-    STAGE: run only these stages and the stages that they need, named as in dvc.yaml.
+    KEY=VALUE: first write this value into params.yaml, such as methods.vbpc.gamma=50. STAGE: run only these stages and
+    the stages that they need, named as in dvc.yaml.
     """
     from .verbs import repro
 
-    return repro(targets, jobs)
+    return repro([word for word in words if "=" not in word], jobs, [word for word in words if "=" in word])
 
 
 @verbs.command
@@ -215,12 +216,22 @@ def paper(
     return paper(table, dataset, method, splits, stand_in)
 
 
-@verbs.command
+@verbs.command(cls=ListsCommand)
 @click.argument("method")
 @click.option("--dataset", required=True)
 @click.option("--samples", type=COUNT, required=True, metavar="N", help="Trials.")
-@click.option("--scheduler", type=click.Choice(("asha", "pbt")), default="asha", help="Default: asha.")
-@click.option("--metric", default="nll", help="The score to optimise. Default: nll.")
+@click.option(
+    "--scheduler", type=click.Choice(("asha", "pbt", "medianstopping", "fifo")), default="asha", help="Default: asha."
+)
+@click.option(
+    "--algorithm",
+    type=click.Choice(("optuna", "random", "hyperopt", "bayesopt", "hebo", "nevergrad")),
+    default="optuna",
+    help="Default: optuna. All but random need a package of their name.",
+)
+@click.option("--metric", multiple=True, default=("nll",), help="The score to optimise, then others to report (nll).")
+@click.option("--space", multiple=True, metavar="KEY=LOW:HIGH:SCALE", help="Search these keys; log, linear, integer.")
+@click.option("--tensorboard", is_flag=True, help="Also write event files for TensorBoard.")
 @click.option("--run", help="The run to search. Default: the method's first run.")
 @TRIALS
 @RESUME
@@ -288,6 +299,19 @@ def export(what: str, run: str, to: Path, split: int, seed: int, paper: str | No
     if "paper" not in signature(write).parameters:
         raise UserError(f"{what} takes no --paper")
     return write(run, to, split, seed, paper)
+
+
+@verbs.command
+@click.argument("runs", nargs=-1, metavar="[RUN]...")
+def register(runs: tuple[str, ...]) -> None:
+    """Register fitted posteriors as models in MLflow.
+
+    RUN: a key of runs. Default: the run that the report's verdict takes, for each data set, with the alias champion.
+    """
+    from .core.load import load
+    from .export.register import register
+
+    print(*register(runs, load()), sep="\n")
 
 
 @verbs.command

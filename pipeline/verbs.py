@@ -65,13 +65,18 @@ def remove(name: str) -> None:
     print(f"params.yaml: without {name} ({', '.join(f'{count} {section}' for section, count in counts.items())})")
 
 
-def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
+def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[str] = ()) -> int:
     """Run the stages that are out of date; return 1 if a stage failed.
 
+    Args:
+        values: ``key=value``, each written into params.yaml first, which then describes the results, as DVC requires.
+
     Raises:
-        UserError: params.yaml, the environment, or a target is wrong; no stage has run.
+        UserError: params.yaml, the environment, a target or a value is wrong; no stage has run.
     """
     settings = Settings.read()
+    for line in overlays.set_values(values) if values else ():
+        print(f"params.yaml: {line}")
     if settings.jobs and settings.executor == "ray":
         return job.send(settings, ["repro", "-j", str(jobs), *targets])
     params = _read(settings)
@@ -98,6 +103,8 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS) -> int:
         outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
         tracker.compare(lambda: comparison.of(params))
     unfinished = outcome.left(why)
+    if settings.machine.track.models and settings.tracking and "report" not in unfinished:
+        _register(params)
     _show(outcome, everything, unfinished, params)
     _share(everything, unfinished, settings)
     _point(unfinished)
@@ -123,12 +130,13 @@ def ui(host: str, port: int) -> int:
     from .stages import comparison
 
     params = load()
-    experiment = tracking.compare(lambda: comparison.of(params))
-    if experiment is None:
+    compared = tracking.compare(lambda: comparison.of(params))
+    if compared is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
         raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")
-    page = f"http://{host}:{port}/{tracking.link(experiment, comparison.ALL)}"
-    print(f"the comparison: {page}\n(the server answers after up to a minute; Ctrl-C ends it)", flush=True)
+    for dataset, published in compared.items():
+        print(f"{dataset}: http://{host}:{port}/{tracking.link(published.experiment)}")
+    print("(the server answers after up to a minute; Ctrl-C ends it)", flush=True)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", tracking.store_uri()]
     command += ["--host", host, "--port", str(port), "--workers", "1"]
     return subprocess.run(command, env={**os.environ, **_SERVER}, check=False).returncode
@@ -186,6 +194,16 @@ def _table(everything: Plan, params: Params, outcome: Outcome, why: Mapping[str,
     fresh = {stage.key for stage in runs if stage.name not in why}
     missing = {stage.key: _missing(stage, everything, why, outcome) for stage in runs if stage.name in why}
     show_runs([run_info(run, params) for run in params.of("student") if run.key in fresh], missing, Console())
+
+
+def _register(params: Params) -> None:
+    """Register the posterior of each run; a failure is a warning, since the results are in place."""
+    from .export.register import register
+
+    try:
+        print(*register([run.key for run in params.of("student")], params), sep="\n")
+    except UserError as error:
+        print(f"warning: {error}", file=sys.stderr)
 
 
 def _missing(stage: Stage, everything: Plan, why: Mapping[str, str], outcome: Outcome) -> str:

@@ -7,15 +7,16 @@ change the same file at once wait for each other.
 import io
 import os
 import stat
-from collections.abc import Collection, Iterator, Mapping, MutableMapping
+from collections.abc import Collection, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from functools import reduce
 from pathlib import Path
 from typing import Any, Final
 
 from filelock import FileLock, Timeout
 
-from bdl_pipe.config import same_variant
-from bdl_pipe.errors import DataError, UserError, short
+from bdl_pipe.config import merge, same_variant
+from bdl_pipe.errors import ConfigError, DataError, UserError, require, short
 from bdl_pipe.files import write_bytes
 from bdl_pipe.yaml_files import read_yaml, write_yaml
 
@@ -37,6 +38,36 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
     """
     with _alone(target):
         return _apply(overlay, target)
+
+
+def set_values(values: Sequence[str], target: Path = PARAMS) -> list[str]:
+    """Write each ``key=value`` into ``target``, and return a line for each change.
+
+    Args:
+        values: a dotted key and a value in YAML, such as ``methods.vbpc.gamma=50``.
+
+    Raises:
+        ConfigError: a key or a value breaks its rule; ``target`` is not changed.
+        DataError: ``target`` is missing or is not YAML.
+    """
+    changes: dict[str, Any] = {}
+    for text in values:
+        key, _, value = text.partition("=")
+        names = key.split(".")
+        require(all(names), text, "must be a dotted key and a value, as in methods.vbpc.gamma=50")
+        changes = merge(changes, reduce(lambda inner, name: {name: inner}, reversed(names), _value(text, value)))
+    with _alone(target):
+        return _merged(changes, target)
+
+
+def _value(text: str, value: str) -> Any:
+    from ruamel.yaml import YAML
+    from ruamel.yaml.error import YAMLError
+
+    try:
+        return YAML(typ="safe", pure=True).load(value)
+    except YAMLError:
+        raise ConfigError(text, "must have a value in YAML", value) from None
 
 
 def add(name: str, path: Path, overlay: Mapping[str, object], comments: list[str], target: Path = PARAMS) -> None:
@@ -88,7 +119,10 @@ def write(path: Path, overlay: Mapping[str, object], comments: list[str]) -> Non
 
 
 def _apply(overlay: Path, target: Path) -> list[str]:
-    changes = read_params(overlay)
+    return _merged(read_params(overlay), target)
+
+
+def _merged(changes: Mapping[str, Any], target: Path) -> list[str]:
     lines: list[str] = []
     new: dict[str, list[str]] = {}
     with _edited(target) as document:

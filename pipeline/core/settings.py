@@ -29,6 +29,8 @@ BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (defau
       student.ciber: {gpus: 0, cpus: 2}           # a method in a stage kind
       evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources by the names that ray start defines
 
+    track: {models: true}                         # repro registers each run's posterior in MLflow; default: false
+
 The most specific entry with a value for a key decides. The file is beside ``params.yaml``, or at BDL_MACHINE.
 """
 
@@ -113,14 +115,27 @@ class Amounts:
 
 
 @dataclass(frozen=True)
+class Track:
+    """The section ``track`` of ``machine.yaml``.
+
+    Attributes:
+        models: whether ``repro`` logs the posterior of each run to MLflow, and registers it.
+    """
+
+    models: bool = False
+
+
+@dataclass(frozen=True)
 class Machine:
     """``machine.yaml``; without a file it has no entries.
 
     Attributes:
         resources: name of an entry -> its amounts.
+        track: what MLflow gets besides figures and scores.
     """
 
     resources: dict[str, Amounts] | None = None
+    track: Track = field(default_factory=Track)
 
     def __post_init__(self) -> None:
         for name in self.resources or ():

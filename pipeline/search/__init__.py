@@ -269,7 +269,7 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
     if not folder.is_unfinished():
         raise UserError(f"{folder.address}: holds no unfinished search; leave out --resume")
     if record["identity"] != identity:
-        changed = "params, data, grid, code, --samples or --scheduler differ from the stopped search's"
+        changed = "params, data, grid, code, --samples or another option differ from the stopped search's"
         raise UserError(f"{folder.address}: {changed}; change them back, or remove the folder and start again")
     return record["parent"]
 

@@ -1,6 +1,6 @@
 """One trial: the runs from the searched method to the posterior, fitted to training rows, scored on validation rows.
 
-A search scores a trial by one metric of the validation rows: by default the mean −log p(y | x), in the targets' own
+A search scores a trial by metrics of the validation rows: by default the mean −log p(y | x), in the targets' own
 units. If the first run's method can read a checkpoint as a result (``from_checkpoint``), a search also scores the
 checkpoint at each quarter of that run's steps, so that a scheduler can stop a weak trial. The last quarter is the
 finished posterior. A study scores only the finished posterior, and stores a checkpoint at each quarter.
@@ -62,7 +62,7 @@ class Branch:
         code: the hash of the code of all these runs.
         threads: the threads of a trial's process.
         evaluate: how a trial is scored; None means by the NLL alone.
-        metrics: the scores that a trial reports; a search has one, which it minimises or maximises.
+        metrics: the scores that a trial reports; a search minimises or maximises the first.
         verb: the command, ``tune`` or ``study``; random streams depend on it.
         repeat: the number of the trial's seed.
     """
@@ -178,7 +178,7 @@ class Milestones(Report):
 def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -> None:
     """Fit and score one sample, as Ray Tune's trainable.
 
-    A search scores the sample by one metric, and also scores checkpoints if the method supports it. A study scores it
+    A search scores the sample by its metrics, and also scores checkpoints if the method supports it. A study scores it
     by several metrics; a diverged fit has no scores.
     """
     from ray import tune
@@ -196,8 +196,9 @@ def trial(sampled: Sampled, branch: Branch, data: FitData, upstream: Upstream) -
         if branch.evaluate is None:
             return {METRIC: search.validation_nll(fitted, data, branch.predictions)}
         scores = search.validation_scores(fitted, data, branch.predictions, branch.evaluate)
-        require(not is_search or asked[0] in scores, "--metric", "must be a score of this posterior", asked[0])
-        return {asked[0]: scores[asked[0]]} if is_search else scores
+        for name in asked if is_search else ():
+            require(name in scores, "--metric", "must be a score of this posterior", name)
+        return {name: scores[name] for name in asked} if is_search else scores
 
     def score_checkpoint(checkpoint: State) -> dict[str, float]:
         if read is None or not is_search:

@@ -8,14 +8,21 @@ searched runs, ``params/tuned/<method>-<dataset>.yaml``; ``--apply`` merges it i
 all methods of a data set that have a space, one after another.
 """
 
+import csv
 import datetime
-from collections.abc import Sequence
-from dataclasses import dataclass
+import io
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any, Final
 
+from bdl_pipe import config
 from bdl_pipe.config import nearest
-from bdl_pipe.errors import UserError, require
+from bdl_pipe.errors import ConfigError, UserError, require
+from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.search import DIVERGED, hyperparameters, nested, rounded, same
 
@@ -29,6 +36,9 @@ from .trial import METRIC, MILESTONES, Branch, Ended
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
 ASHA, PBT = "asha", "pbt"
+SCHEDULERS: Final = (ASHA, PBT, "medianstopping", "fifo")  # Ray Tune's names; asha is its asynchyperband
+ALGORITHMS: Final = ("optuna", "random", "hyperopt", "bayesopt", "hebo", "nevergrad")  # Ray Tune's names
+Space = Mapping[str, tuple[float, float, Any]]
 LEAST: Final = 4  # the smallest population, since PBT replaces the worst quarter
 
 
@@ -37,14 +47,18 @@ class Search:
     """A search of one method.
 
     Attributes:
-        scheduler: ``asha`` or ``pbt``.
+        scheduler: one of :data:`SCHEDULERS`.
         first: the present hyperparameters, the first sample; empty if one of them is outside the space.
+        algorithm: one of :data:`ALGORITHMS`; a population draws at random.
+        tensorboard: whether the trials also write event files.
     """
 
     branch: Branch
     samples: int
     scheduler: str
     first: list[dict[str, Any]]
+    algorithm: str = ALGORITHMS[0]
+    tensorboard: bool = False
 
 
 def tune(
@@ -53,9 +67,12 @@ def tune(
     dataset: str,
     samples: int,
     scheduler: str = ASHA,
-    metric: str = METRIC,
+    algorithm: str = ALGORITHMS[0],
+    metric: Sequence[str] = (METRIC,),
+    space: Sequence[str] = (),
     run: str | None = None,
     max_concurrent: int | None = None,
+    tensorboard: bool = False,
     resume: bool = False,
     apply: bool = False,
 ) -> int:
@@ -63,10 +80,13 @@ def tune(
 
     Args:
         samples: the number of trials.
-        scheduler: ``asha`` (the default) or ``pbt``.
-        metric: the score of validation rows that the search improves.
+        scheduler: one of :data:`SCHEDULERS`.
+        algorithm: one of :data:`ALGORITHMS`.
+        metric: scores of validation rows. The search improves the first, and the table of trials has all.
+        space: ``key=low:high:scale``, in place of the method's own space.
         run: the run to search, with its upstream runs; None means the first run that uses the method.
         max_concurrent: the largest number of trials at once.
+        tensorboard: also write event files for TensorBoard.
         resume: continue a search that was stopped.
 
     Raises:
@@ -76,8 +96,10 @@ def tune(
         raise UserError(
             "--max-concurrent: leave it out with pbt, for which Ray Tune decides how many samples run at once"
         )
-    if method == ALL and run is not None:
-        raise UserError("--run: leave it out in a search of all methods")
+    if method == ALL and (run is not None or space):
+        raise UserError(f"--{'space' if space else 'run'}: leave it out in a search of all methods")
+    if scheduler == PBT and algorithm != ALGORITHMS[0]:
+        raise UserError("--algorithm: leave it out with pbt, whose samples change by its own rule")
     settings, methods = Settings.read(), searched(load(), dataset) if method == ALL else [method]
     if method == ALL:
         folders = {name: folder_of("tune", f"{name}-{dataset}", settings) for name in methods}
@@ -92,7 +114,8 @@ def tune(
         methods = [name for name in methods if not (resume and name in finished)]
     for number, name in enumerate(methods, start=1):
         params = load()
-        asked = plan(params, name, dataset, samples, run, settings, scheduler, metric)
+        asked = plan(params, name, dataset, samples, run, settings, scheduler, metric, space)
+        asked = replace(asked, algorithm=algorithm, tensorboard=tensorboard)
         if method == ALL:
             print(f"{name}: {number} of {len(methods)} searches on {dataset}")
             resume = name in stopped
@@ -130,6 +153,7 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
     """
     branch = search.branch
     facts = [dict(branch.method.search), search.samples, search.scheduler]
+    facts += [search.algorithm] if search.algorithm != ALGORITHMS[0] else []
     with opened(branch.name, branch, facts, params, settings, resume) as session:
         path = conclude(search, *_run(search, session, at_once))
     if path is None:  # the search is finished as well, since resuming it would change nothing
@@ -142,8 +166,9 @@ def _run(search: Search, session: Session, at_once: int | None) -> tuple[Sequenc
     from . import tuner
 
     asked = (search.branch.method.search, search.first, search.samples, search.branch.seed, search.branch.metrics[0])
-    if search.scheduler == ASHA:
-        return tuner.run(session, *tuner.halving(*asked, at_once)), ()
+    if search.scheduler != PBT:
+        how = tuner.constant(*asked, at_once, search.scheduler, search.algorithm)
+        return tuner.run(session, *how, tensorboard=search.tensorboard), ()
     population = tuner.run(session, *tuner.population(*asked))
     best = sorted(filter(_is_finished, population), key=_loss)[:1]
     finals = [*(trial.sampled for trial in best), *search.first]
@@ -158,24 +183,28 @@ def plan(
     key: str | None,
     settings: Settings,
     scheduler: str = ASHA,
-    metric: str = METRIC,
+    metric: Sequence[str] = (METRIC,),
+    space: Sequence[str] = (),
 ) -> Search:
     """Plan the search of ``method`` on ``dataset``, in the run ``key`` or the first run that uses the method.
 
     Raises:
         UserError: the method, data set or run does not exist, or has no space, or the scheduler cannot search it.
     """
-    evaluation = params.evaluate if metric != METRIC else None  # the NLL needs no evaluation settings
-    branch = branch_of(params, method, dataset, key, settings, evaluation, (metric,))
-    metrics = [name for name in scores_of(params.datasets[dataset].task) if metric_of(name).better]
-    require(
-        metric in metrics,
-        "--metric",
-        f"must be a score of which higher or lower is better{nearest(metric, metrics)}",
-        metric,
-    )
-    space, first = branch.method.search, branch.runs[0]
-    if not space:
+    metric = tuple(dict.fromkeys(metric))
+    evaluation = params.evaluate if metric != (METRIC,) else None  # the NLL needs no evaluation settings
+    branch = branch_of(params, method, dataset, key, settings, evaluation, metric)
+    names = scores_of(params.datasets[dataset].task)
+    for number, name in enumerate(metric):
+        right = [other for other in names if number or metric_of(other).better]
+        rule = "must be a score" if number else "must be a score of which higher or lower is better"
+        require(name in right, "--metric", f"{rule}{nearest(name, right)}", name)
+    if space:
+        searched = replace(branch.method, search=bounds(space, config.to_mapping(branch.runs[0].config)))
+        runs = (replace(one, method=searched) if one.method.name == method else one for one in branch.runs)
+        branch = replace(branch, runs=tuple(runs))
+    first = branch.runs[0]
+    if not branch.method.search:
         with_space = sorted({run.method.name for run in params.runs.values() if run.method.search})
         raise UserError(f"{method}: declares no space to search (methods that do: {', '.join(with_space) or 'none'})")
     if scheduler == PBT and first.stage.from_checkpoint is None:
@@ -186,6 +215,37 @@ def plan(
     return Search(branch, samples, scheduler, [] if present is None else [present])
 
 
+def bounds(texts: Sequence[str], present: Mapping[str, Any]) -> Space:
+    """Read a space such as ``training.optimiser.lr=1e-4:1e-1:log``.
+
+    Args:
+        present: the config of the searched run, which must have a number at each key.
+
+    Raises:
+        ConfigError: a key has no number, or the bounds break a rule.
+    """
+    space = {}
+    for text in texts:
+        key, _, rest = text.partition("=")
+        rule = (
+            "must be KEY=LOW:HIGH:SCALE, a key of the method's section that has a number; scales: log, linear, integer"
+        )
+        low, _, rest = rest.partition(":")
+        high, _, scale = rest.partition(":")
+        try:
+            value = reduce(getitem, key.split("."), present)
+            ends = (int(low), int(high)) if scale == "integer" else (float(low), float(high))
+        except (KeyError, TypeError, ValueError):
+            raise ConfigError("--space", rule, text) from None
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        require(number and scale in ("log", "linear", "integer"), "--space", rule, text)
+        require(scale != "integer" or isinstance(value, int), "--space", "must have a whole number at the key", text)
+        good = -math.inf < ends[0] < ends[1] < math.inf and (scale == "linear" or ends[0] > 0)
+        require(good, "--space", "must have LOW < HIGH, and LOW > 0 for log and integer", text)
+        space[key] = (*ends, scale)
+    return space
+
+
 def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended] = ()) -> Path | None:
     """Write the winner's overlay and print a comparison with the present hyperparameters; None if no trial finished.
 
@@ -194,15 +254,18 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
         population: trials with changing hyperparameters; the first of ``trials`` has the best member's last values.
     """
     branch, finished = search.branch, [trial for trial in trials if _is_finished(trial)]
+    path = OVERLAYS / f"{branch.name}.yaml"
+    _write_trials(search, [*trials, *population], path.with_suffix(".csv"))
     if not finished:
         return None
-    best, (metric,) = min(finished, key=_loss), branch.metrics
+    best, metric = min(finished, key=_loss), branch.metrics[0]
     winner = {key: rounded(value) for key, value in best.sampled.items()}
     present = [trial.scores[metric] for trial in finished if any(same(trial.sampled, first) for first in search.first)]
     against = f" (in force: {present[0]:.5g})" if present else ""
     today = datetime.datetime.now(datetime.UTC).date()
-    by = f" --scheduler {search.scheduler}" if population else ""
-    by += f" --metric {metric}" if metric != METRIC else ""
+    by = f" --scheduler {search.scheduler}" if search.scheduler != ASHA else ""
+    by += "".join(f" --metric {name}" for name in branch.metrics) if branch.metrics != (METRIC,) else ""
+    by += f" --algorithm {search.algorithm}" if search.algorithm != ALGORITHMS[0] else ""
     comments = [
         f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
         f"validation {metric} {best.scores[metric]:.5g}{against}; {len(finished)} of {len(trials)} samples finished",
@@ -211,14 +274,31 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
     if population:
         reached = min(filter(_is_finished, population), key=_loss).scores[metric]
         comments.append(f"a population of {len(population)} with changing hyperparameters reached {reached:.5g}")
-    path = OVERLAYS / f"{branch.name}.yaml"
     overlay = dict[str, Any]()  # only for the searched runs
     for run in branch.runs:
         if run.method.name == branch.method.name:
             overlay.setdefault(SECTIONS[run.kind], {})[run.key] = {"override": nested(winner)}
     overlays.write(path, overlay, comments)
-    print(f"{path}:", *comments[1:], *(f"{k} = {v:g}" for k, v in winner.items()), sep="\n  ")
+    print(
+        f"{path}, and {path.with_suffix('.csv')} with all trials:",
+        *comments[1:],
+        *(f"{k} = {v:g}" for k, v in winner.items()),
+        sep="\n  ",
+    )
     return path
+
+
+def _write_trials(search: Search, trials: Sequence[Ended], path: Path) -> None:
+    """Write a CSV file with a row for each trial, the best first."""
+    keys, metrics = list(search.branch.method.search), search.branch.metrics
+    rows = list[list[object]]()
+    for trial in sorted(trials, key=lambda trial: (-trial.milestone, _loss(trial))):
+        values = *(trial.sampled[key] for key in keys), *(trial.scores.get(name, "") for name in metrics)
+        rows.append([*values, f"{trial.milestone}/{MILESTONES}", round(trial.seconds, 2)])
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows([[*keys, *metrics, "trained", "seconds"], *rows])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_bytes(path, text.getvalue().encode())
 
 
 def _is_finished(trial: Ended) -> bool:
@@ -226,5 +306,5 @@ def _is_finished(trial: Ended) -> bool:
 
 
 def _loss(trial: Ended) -> float:
-    ((metric, value),) = trial.scores.items()
+    metric, value = next(iter(trial.scores.items()))
     return -metric_of(metric).better * value

@@ -12,10 +12,16 @@ from typing import Any, Final
 from ray import tune
 from ray.air.integrations.mlflow import MLflowLoggerCallback
 from ray.tune.experiment import Trial
+from ray.tune.logger import TBXLoggerCallback
 from ray.tune.result import TIME_TOTAL_S, TRAINING_ITERATION
-from ray.tune.schedulers import ASHAScheduler, PopulationBasedTraining
+from ray.tune.schedulers import (
+    ASHAScheduler,
+    FIFOScheduler,
+    MedianStoppingRule,
+    PopulationBasedTraining,
+    TrialScheduler,
+)
 from ray.tune.search.basic_variant import BasicVariantGenerator
-from ray.tune.search.optuna import OptunaSearch
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.metrics.table import metric_of
@@ -47,12 +53,15 @@ class Lines(tune.Callback):
         print(f"{ended} of {self.count}: {scores}{at} ({', '.join(tried)})", flush=True)
 
 
-def run(session: Session, space: Mapping[str, Any], settings: tune.TuneConfig, part: str = "") -> list[Ended]:
+def run(
+    session: Session, space: Mapping[str, Any], settings: tune.TuneConfig, part: str = "", tensorboard: bool = False
+) -> list[Ended]:
     """Run the unfinished trials, and return all trials.
 
     Args:
         space, how: Tune's ``param_space`` and ``TuneConfig``; a resumed search keeps its own.
         part: the name of the part, if a search has several parts.
+        tensorboard: also write each trial's scores as event files, beside its checkpoints.
 
     Raises:
         UserError: trials failed; the message has the reason of the first failure.
@@ -74,7 +83,10 @@ def run(session: Session, space: Mapping[str, Any], settings: tune.TuneConfig, p
         # A population's hyperparameters are known only at a trial's end.
         at_end = isinstance(settings.scheduler, PopulationBasedTraining)
         tags = {**session.tags, "search": name}
-        tracked = [TrialRuns(session.metrics, tags, at_end)] if tags.get(tracking.NEST) else []
+        tracked: list[tune.Callback] = [TrialRuns(session.metrics, tags, at_end)] if tags.get(tracking.NEST) else []
+        if tensorboard:
+            tracked.append(TBXLoggerCallback())
+            print(f"tensorboard --logdir {folder}/trials", flush=True)
         config = tune.RunConfig(
             name="trials",
             storage_path=folder,
@@ -110,18 +122,46 @@ def points(tried: Sequence[Sampled], at_once: int | None) -> tuple[dict[str, Any
     return space, tune.TuneConfig(num_samples=len(tried), search_alg=chosen, reuse_actors=True)
 
 
-def halving(
-    space: Space, first: list[dict[str, Any]], samples: int, seed: int, metric: str, at_once: int | None
+def constant(
+    space: Space,
+    first: list[dict[str, Any]],
+    samples: int,
+    seed: int,
+    metric: str,
+    at_once: int | None,
+    scheduler: str = "asha",
+    algorithm: str = "optuna",
 ) -> tuple[dict[str, Any], tune.TuneConfig]:
-    """Return the configuration for Optuna's sampler with ASHA; the samples ``first`` come first and are never
-    stopped."""
+    """Return the configuration of trials with constant hyperparameters.
+
+    The samples ``first`` come first and are never stopped, if the algorithm accepts given samples.
+
+    Args:
+        scheduler, algorithm: names of Ray Tune.
+
+    Raises:
+        UserError: the algorithm's package is not installed.
+    """
+    about: dict[str, Any] = {"metric": metric, "mode": "max" if metric_of(metric).better > 0 else "min"}
+    if algorithm == "random":
+        search_alg: Any = BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed)
+    else:
+        seeds = {"seed": seed, "random_state_seed": seed, "random_state": seed}  # each algorithm has its own name
+        try:
+            search_alg = tune.create_searcher(algorithm, points_to_evaluate=first or None, **seeds)
+        except (ImportError, AssertionError) as error:  # Ray asserts that the package is there
+            raise UserError(f"--algorithm {algorithm}: its package is not installed: {error}") from None
+    stops: dict[str, Any] = {
+        "asha": lambda: Halving(first, time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
+        "medianstopping": lambda: Median(first, time_attr=TIME, grace_period=1),
+        "fifo": FIFOScheduler,
+    }
     return _domains(space), tune.TuneConfig(
-        metric=metric,
-        mode="max" if metric_of(metric).better > 0 else "min",
+        **about,
         num_samples=samples,
         max_concurrent_trials=at_once,
-        search_alg=OptunaSearch(points_to_evaluate=first or None, seed=seed),
-        scheduler=Halving(first, time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
+        search_alg=search_alg,
+        scheduler=stops[scheduler](),
     )
 
 
@@ -153,8 +193,8 @@ def _domains(space: Space) -> dict[str, Any]:
     return {key: scales[scale](low, high) for key, (low, high, scale) in space.items()}
 
 
-class Halving(ASHAScheduler):
-    """ASHA that never stops the present hyperparameters, since the winner is compared with their final score."""
+class KeepsFirst(TrialScheduler):
+    """A scheduler that never stops the present hyperparameters, since the winner is compared with their final score."""
 
     def __init__(self, never: Sequence[Sampled], **options: Any) -> None:
         super().__init__(**options)
@@ -163,6 +203,14 @@ class Halving(ASHAScheduler):
     def on_trial_result(self, tune_controller: Any, trial: Trial, result: dict[str, Any]) -> str:
         decision = super().on_trial_result(tune_controller, trial, result)
         return self.CONTINUE if any(same(trial.config, sample) for sample in self._never) else decision
+
+
+class Halving(KeepsFirst, ASHAScheduler):
+    """ASHA."""
+
+
+class Median(KeepsFirst, MedianStoppingRule):
+    """Stops a trial below the median of the others' means so far (Golovin et al. 2017)."""
 
 
 class TrialRuns(MLflowLoggerCallback):

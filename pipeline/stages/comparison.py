@@ -2,9 +2,13 @@
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Final
 
+from bdl_pipe import figures
+from bdl_pipe.metrics.pit import band
 from bdl_report import columns, tables
+from bdl_report.choice import choose
 from bdl_report.columns import Column
 from bdl_report.tables import RunInfo, Table
 
@@ -16,7 +20,10 @@ from ..plan.plan import Plan
 from ..tracking import Compared, Comparison
 from .report import infos
 
-ALL: Final = "all.data"  # the key of the view of all data sets; no data set can have this name
+_ABOUT: Final = (
+    "One run for each method and setting: means over seeds or splits, with standard errors (`…_se`). "
+    f"Fits, evaluations and searches are in the experiment `{tracking.STAGES}`; its runs `repro` have the report."
+)
 _ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics with a chart but no column
 
 
@@ -27,27 +34,47 @@ def track(plan: Plan, params: Params, settings: Settings) -> None:
         tracker.compare(lambda: of(params))
 
 
-def of(params: Params) -> Comparison:
-    """Compare the runs that have scores.
+def of(params: Params) -> list[Comparison]:
+    """Compare the runs that have scores, data set by data set.
 
     Raises:
         ArtifactError: a table of scores is altered, truncated or of an older version.
     """
     table = tables.gather(infos(params))
-    compared, views = list[Compared](), dict[str, str]()
-    for dataset, part in table.by_dataset().items():
-        shown = columns.columns(part)
-        for run in part.done.runs:
-            name, about = f"{dataset} {part.names[run.key]}", _about(table, run, shown)
-            metrics = _metrics(table, run, [*shown, *columns.of_predictions(part)])
-            compared.append(Compared(run.key, name, _params(table, run), metrics, about))
-        fixed = ["params.setting", "params.network", "params.seeds"]
-        views[dataset] = _view(f'params.dataset = "{dataset}"', "metrics.nll", fixed, shown)
-    parts = table.by_dataset()
-    common = [c for part in parts.values() for c in columns.columns(part) if c.of.set in ("test", "cost")]
-    fixed = ["params.dataset", "params.setting", "params.seeds"]
-    views[ALL] = _view("", "attributes.run_name", fixed, common)
-    return Comparison(compared, views, lambda experiment: _page(experiment, list(parts)))
+    return [_of_dataset(table, dataset, part) for dataset, part in table.by_dataset().items()]
+
+
+def _of_dataset(table: Table, dataset: str, part: Table) -> Comparison:
+    shown, compared = columns.columns(part), list[Compared]()
+    for run in part.done.runs:
+        all_columns, record = [*shown, *columns.of_predictions(part)], records.read("student", run.key)
+        compared.append(
+            Compared(
+                run.key,
+                part.names[run.key],
+                _params(table, run),
+                _metrics(table, run, [column for column in all_columns if column.of.set != "cost"]),
+                _metrics(table, run, [column for column in all_columns if column.of.set == "cost"]),
+                {"git_commit": str(record.get("commit", "")), "device": str(record.get("device", ""))},
+                records.data_hash(dataset),
+                _about(table, run, shown),
+                partial(_drawn, table, run),
+            )
+        )
+    choice = choose(part.candidates(), "nll")
+    fixed = ["params.setting", "params.network", "params.seeds"]
+    return Comparison(dataset, compared, _view(fixed, shown), _ABOUT, choice.taken.key if choice else None)
+
+
+def _drawn(table: Table, run: RunInfo) -> dict[str, str]:
+    """Draw a run's reliability diagram or, for regression, its histogram of F(y)."""
+    drawn, name, mark = dict[str, str](), table.names[run.key], table.marks[run.key]
+    if (bins := table.drawn["calibration"].get(run.key)) is not None:
+        drawn["reliability.svg"] = figures.reliability(bins, name, mark).svg("reliability")
+    if (count := table.drawn["pit"].get(run.key)) is not None:
+        low, high = band(int(count.sum()), len(count))
+        drawn["intervals.svg"] = figures.pit(count, low, high, name, mark).svg("intervals")
+    return drawn
 
 
 def name_of(column: Column) -> str:
@@ -79,15 +106,12 @@ def _rounded(value: float) -> float:
 
 
 def _params(table: Table, run: RunInfo) -> dict[str, str]:
-    record = records.read("student", run.key)
     return {
         "dataset": run.dataset,
         "method": run.method,
         "setting": run.setting,
         "network": run.network,
         "seeds": str(table.scores[run.key].count),
-        "commit": str(record.get("commit", ""))[:12],
-        "device": str(record.get("device", "")),
     }
 
 
@@ -103,23 +127,9 @@ def _about(table: Table, run: RunInfo, shown: Sequence[Column]) -> str:
     return "\n".join([*lines, "", f"Make it with `python -m pipeline repro evaluate@{run.key}`."])
 
 
-def _view(filter: str, order: str, fixed: Sequence[str], shown: Sequence[Column]) -> str:
-    """Write a view with a column and a chart for each score and each cost."""
+def _view(fixed: Sequence[str], shown: Sequence[Column]) -> str:
+    """Write a view with a column and a chart for each score and each cost, sorted by the NLL."""
     scores = {name_of(c): c.title for c in shown if c.of.set != "cost"}
     costs = {name_of(c): c.title for c in shown if c.of.set == "cost"}
     names = [f"metrics.{name}" for name in (*scores, *costs) if name not in _ONLY_CHARTS]
-    return tracking.view(filter, order, [*fixed, *names], {"Scores": scores, "Cost": costs})
-
-
-def _page(experiment: str, datasets: Sequence[str]) -> str:
-    """Write the experiment's description."""
-    links = [f"- [{name}]({tracking.link(experiment, name)})" for name in datasets]
-    lines = [
-        "One run for each data set, method and setting: means over seeds or splits, with standard errors (`…_se`).",
-        f"Fits, evaluations and searches are in the experiment `{tracking.STAGES}`; its runs `repro` have the report.",
-        "",
-        "With the columns and charts of one data set:",
-        "",
-        *links,
-    ]
-    return "\n".join(lines)
+    return tracking.view("metrics.nll", [*fixed, *names], {"Scores": scores, "Cost": costs})

@@ -8,6 +8,7 @@ import bdl_report
 from bdl_pipe import config
 from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.scores import average
+from bdl_report import plots
 from bdl_report.choice import LONGER, ends
 from bdl_report.tables import described
 
@@ -19,14 +20,16 @@ from ..work.executor import Executor
 
 
 def run(stage: Stage, params: Params, executor: Executor, settings: Settings) -> None:
-    """Make ``report/`` from the stored tables of all runs and decisions."""
+    """Make ``report/`` from the stored tables of all runs and decisions, with the tables for ``dvc plots``."""
+    runs = infos(params)
     bdl_report.build(
-        infos(params),
+        runs,
         places.REPORT,
         provenance=facts(params, settings),
         dpi=params.report.figures_dpi,
         decisions={key: places.artifact("decide", key) for key in params.decisions},
     )
+    plots.write(bdl_report.gather(runs), places.REPORT / "plots")
 
 
 def infos(params: Params) -> list[bdl_report.RunInfo]:

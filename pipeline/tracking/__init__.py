@@ -3,7 +3,8 @@
 Tracking does not affect results: an error of the store is one warning. MLflow is imported on first use.
 """
 
-from .comparison import Compared, Comparison, compare, link, view
+from .comparison import Compared, Comparison, Published, compare, link, view
+from .registry import register
 from .store import NEST, STAGES, parent, quieten, store_uri, tolerate
 from .tracker import Tracker, opened
 
@@ -12,12 +13,14 @@ __all__ = [
     "STAGES",
     "Compared",
     "Comparison",
+    "Published",
     "Tracker",
     "compare",
     "link",
     "opened",
     "parent",
     "quieten",
+    "register",
     "store_uri",
     "tolerate",
     "view",

@@ -191,6 +191,28 @@ def log(
         values, several, texts = values[800:], several[100:], texts[50:]
 
 
+def watch(run_id: str) -> bool:
+    """Log the machine's CPU, memory, disk, network and GPUs to a run; return False unless MLflow's switch is on.
+
+    The switch is ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true``. MLflow's thread ends with :func:`unwatch`, which the
+    same thread must call.
+    """
+    if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() not in ("true", "1"):
+        return False
+    import mlflow
+
+    mlflow.set_tracking_uri(store_uri())
+    mlflow.start_run(run_id=run_id, log_system_metrics=True)
+    return True
+
+
+def unwatch() -> None:
+    """End what :func:`watch` began; the run ends, too."""
+    import mlflow
+
+    mlflow.end_run()
+
+
 def search(client: "MlflowClient", experiment: str, query: str) -> list["Run"]:
     """Return the runs of an experiment that match an MLflow query."""
     return list(client.search_runs([experiment], query, max_results=50_000))

@@ -119,7 +119,7 @@ class Tracker:
         self._params, self._device, self._command, self._tags = params, settings.device, command, tags
         self._todo = queue.SimpleQueue[Callable[[], object] | None]()
         self._running: dict[str, StageRun] = {}
-        self._began, self._parent, self._has_failed = time.time(), "", False
+        self._began, self._parent, self._has_failed, self._watches = time.time(), "", False, False
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if settings.tracking:
             self._thread.start()
@@ -141,7 +141,7 @@ class Tracker:
         runs = [StageRun(stage) for stage in plan.values() if stage.kind in _TRACKED]
         self._todo.put(lambda: self._project(runs))
 
-    def compare(self, build: Callable[[], Comparison]) -> None:
+    def compare(self, build: Callable[[], Sequence[Comparison]]) -> None:
         """Bring the comparison up to date."""
         self._todo.put(lambda: comparison.publish(self._client, build()))
 
@@ -181,6 +181,7 @@ class Tracker:
         if not self._parent:
             tags = {"device": self._device, **_commit(provenance.commit()), **self._tags}
             self._parent = store.create(self._client, self._experiment, self._command, tags, self._began)
+            self._watches = store.watch(self._parent)
         tags = {store.NEST: self._parent, "device": self._device, **_commit(made_at)}
         run.start(self._client, self._experiment, self._params, tags, started)
 
@@ -219,6 +220,8 @@ class Tracker:
     def _finish(self, status: str) -> None:
         for name in [*self._running]:
             self._end(name, "KILLED", time.time(), ())
+        if self._watches:
+            store.unwatch()
         if self._parent:
             is_whole = status != "FINISHED" or not self._has_failed
             self._client.set_terminated(self._parent, status if is_whole else "FAILED")

@@ -259,18 +259,30 @@ def test_a_failed_run_prints_its_own_results_and_not_the_old_report(project: Pro
     assert (project.folder / "report/comparison.md").read_text() == older
 
 
-def test_a_plain_dvc_repro_plays_an_added_decision_and_updates_the_report(project: Project) -> None:
-    """DVC runs ``sources``, the decision and the report, and no fit again; its cache restores all results."""
+def test_an_experiment_of_dvc_runs_what_changed_and_applies_again(project: Project) -> None:
+    """DVC runs ``sources``, an added decision and the report, and no fit again; `exp apply` restores all results."""
     agents = "agents: {linear: {rule: thompson, method: linear, updates: true}, chance: {rule: uniform}}"
     task = "task: {name: optimisation, function: branin, evaluations: 3, candidates: 20}"
     with open(project.folder / "params.yaml", "a") as file:
         file.write(f"decisions: {{valley: {{{task}, {agents}}}}}\n")
-    output = project.dvc("repro")
+    output = project.dvc("exp", "run", "--name", "finer", "-S", "report.figures_dpi=90")
     ran = [line.split("'")[1] for line in output.splitlines() if line.startswith("Running stage")]
     assert ran == ["sources", "decide@valley", "report"]
     assert '<section id="valley">' in (project.folder / "report/pages/explore.html").read_text()
     assert "up to date" in project.dvc("status")
     assert "nothing to do" in project.pipeline("repro").stdout
+    project.git("checkout", "-q", ".")
     shutil.rmtree(project.folder / "work")
-    project.dvc("checkout")
-    assert "up to date" in project.dvc("status")
+    assert "decisions" not in (project.folder / "params.yaml").read_text()
+    project.dvc("exp", "apply", "finer")
+    assert "figures_dpi: 90" in (project.folder / "params.yaml").read_text()
+    assert "up to date" in project.dvc("status") and stale(project) == set()
+    rows = [line.split(",") for line in project.dvc("exp", "show", "--csv").splitlines()]
+    dpi = {row[0]: row[rows[0].index("report.figures_dpi")] for row in rows[2:]}
+    assert dpi["finer"] == "90" and {*dpi.values()} == {"110", "90"}
+    assert {path.stem for path in (project.folder / "report/plots").iterdir()} == {
+        "reliability",
+        "intervals",
+        "risk",
+        "cost",
+    }

@@ -56,7 +56,8 @@ import json
 from mlflow.tracking import MlflowClient
 from pipeline.tracking import store
 client = MlflowClient(store.store_uri())
-runs = client.search_runs([client.get_experiment_by_name(store.COMPARISON).experiment_id])
+places = client.search_experiments(filter_string=f"name LIKE '{store.COMPARISON}%'")
+runs = client.search_runs([place.experiment_id for place in places])
 print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in runs}))
 """
     project.edit("params.yaml", "figures_dpi: 110", "figures_dpi: 90")
@@ -75,9 +76,10 @@ print(json.dumps({r.data.tags["key"]: [r.data.metrics, r.data.params] for r in r
 
 
 def test_a_changed_hyperparameter_makes_only_its_branch_out_of_date(project: Project) -> None:
-    project.edit("params.yaml", "override: {epochs: 3}", "override: {epochs: 4}")
-    output = project.pipeline("repro").stdout
-    assert "5 of 11 stages to run" in output
+    output = project.pipeline("repro", "trajectories.boston-sgd.override.epochs=4").stdout
+    assert (
+        "params.yaml: trajectories.boston-sgd.override.epochs: 3 -> 4" in output and "5 of 11 stages to run" in output
+    )
     assert "digits" not in "".join(line for line in output.splitlines() if ": started" in line)
     assert "up to date" in project.dvc("status")
 

@@ -45,6 +45,24 @@ def test_only_the_named_numbers_change_and_an_overlay_applied_twice_changes_noth
     assert read.run("student", "toy-other").config.inner.shift == 6.0
 
 
+def test_values_of_the_command_line_are_written_with_comments_kept_or_refused(target):
+    before = target.read_text()
+    values = ["methods.level.add=1e-4", "runs.toy-shift.override={inner: {shift: 2.5}}"]
+    assert overlays.set_values(values, target)[0].startswith("methods.level.add: ")
+    assert load(target).run("student", "toy-shift").config.inner.shift == 2.5
+    assert len(target.read_text().splitlines()) == len(before.splitlines())
+    bad = {
+        "methods.level.ad=1": "is not a known key",
+        "seed=[": "must have a value in YAML",
+        "=3": "must be a dotted key",
+    }
+    after = target.read_bytes()
+    for text, message in bad.items():
+        with pytest.raises(UserError, match=message):
+            overlays.set_values([text], target)
+    assert target.read_bytes() == after
+
+
 def test_new_entries_are_reported_in_one_line_per_section(target):
     runs = ", ".join(f"toy-new{number}: {RUN}" for number in range(6))
     lines = overlays.apply(overlay(target, f"seed: 9\nruns: {{{runs}}}\n"), target)

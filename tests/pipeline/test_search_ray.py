@@ -61,8 +61,8 @@ def trials(monkeypatch):
     """The trials of each call of Ray Tune."""
     real, calls = tuner.run, []
 
-    def run(*arguments):
-        calls.append(real(*arguments))
+    def run(*arguments, **more):
+        calls.append(real(*arguments, **more))
         return calls[-1]
 
     monkeypatch.setattr(tuner, "run", run)
@@ -172,7 +172,8 @@ def test_a_search_is_tracked_and_its_winner_is_merged_into_params(toy, trials, m
     """The means of the data and the teachers differ by 4.5, so that the best shift is -4.5."""
     monkeypatch.setenv("BDL_TRACKING", "on")
     before = (toy / "params.yaml").read_text()
-    search(samples=3, apply=True, max_concurrent=None)
+    search(samples=3, apply=True, max_concurrent=None, tensorboard=True)
+    assert len([*(toy / ".state/tune/shift-toy/trials").rglob("events.out.tfevents*")]) == 3
     tried = [trial.sampled["inner.shift"] for trial in trials[0]]
     assert tried[0] == tune_cases.IN_FORCE
     overlay = yaml.safe_load((toy / "params/tuned/shift-toy.yaml").read_text())

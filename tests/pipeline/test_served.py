@@ -1,6 +1,7 @@
 """A row gets the same prediction from the library, in the scores, in a file, in a search and from the served model."""
 
 import json
+import shutil
 from contextlib import chdir
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from pipeline.search import trial
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases, walk
 
-CASES = [("classification", False), ("classification", True), ("regression", False)]
+CASES = [("classification", False), ("classification", True)]  # the registered models below are of regression
 
 
 @pytest.fixture
@@ -143,6 +144,22 @@ def test_evaluation_prediction_search_and_served_model_give_equal_predictions(me
         for name in ("mean", "variance"):
             np.testing.assert_allclose(columns[name], first[name], rtol=1e-5, err_msg=who)
     np.testing.assert_allclose(predicted(run, rows, seed=1)["mean"], second["mean"], rtol=1e-5)
+
+
+def test_the_verdicts_run_is_registered_once_with_its_aliases(
+    rows: np.ndarray, tables: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{shutil.copy(tables, 'models.db')}")
+    said = command("register")
+    champion, other = sorted((f"toy-{method}" for method in SAMPLED), key=lambda run: f" {run} " not in said)
+    assert f"models:/toy/1: {champion} (aliases: {champion}, champion)" in said
+    assert command("register", champion, other) == f"{said}models:/toy/2: {other} (aliases: {other})\n"
+    frame = pd.DataFrame(rows, columns=["x"])
+    for alias, run in (("champion", champion), (other, other)):
+        scored = pd.read_parquet(f"work/evaluate/{run}/predictions.parquet")
+        answers = mlflow.pyfunc.load_model(f"models:/toy@{alias}").predict(frame)
+        np.testing.assert_allclose(answers["mean"], scored[scored["seed"] == 0]["mean"], rtol=1e-5)
+    assert "is not a run with scores (did you mean toy-bnn?)" in command("register", "toy-bn", code=2)
 
 
 @pytest.mark.parametrize("method", SAMPLED)

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -35,8 +36,8 @@ SETTINGS = Settings()
 made, toy = tune_cases.made, tune_cases.toy
 
 
-def search_of(samples=4, scheduler=tune.ASHA):
-    return tune.plan(load(), "shift", "toy", samples, None, SETTINGS, scheduler)
+def search_of(samples=4, scheduler=tune.ASHA, *more):
+    return tune.plan(load(), "shift", "toy", samples, None, SETTINGS, scheduler, *more)
 
 
 def gaussian_nll(targets, mean):
@@ -75,12 +76,13 @@ def test_an_integer_is_drawn_from_all_integers_including_the_ends():
     assert {domain.sample() for _ in range(100)} == {2, 3, 4}  # One is missing with probability 8e-13.
 
 
-def test_asha_never_stops_the_hyperparameters_in_force():
-    """Here they report last at the first milestone and are the worst, so that plain ASHA stops them."""
+def test_asha_and_the_median_rule_never_stop_the_hyperparameters_in_force():
+    """Here they report last and are the worst, so that the plain schedulers stop them."""
     from ray.tune.experiment import Trial
-    from ray.tune.schedulers import ASHAScheduler
+    from ray.tune.schedulers import ASHAScheduler, MedianStoppingRule
 
     numbers = {"time_attr": "milestone", "max_t": 4, "grace_period": 1, "reduction_factor": 2}
+    median = {"time_attr": "milestone", "grace_period": 1, "min_samples_required": 2}
 
     def decisions(scheduler):
         scheduler.set_search_properties("nll", "min")
@@ -88,11 +90,14 @@ def test_asha_never_stops_the_hyperparameters_in_force():
         started = []
         for worse, each in enumerate(trials):
             scheduler.on_trial_add(None, each)
-            started.append(scheduler.on_trial_result(None, each, {"milestone": 1, "nll": 1.0 + worse}))
+            result = {"milestone": 1, "nll": 1.0 + worse}
+            started.append(scheduler.on_trial_result(SimpleNamespace(get_live_trials=list), each, result))
         return started
 
     assert decisions(ASHAScheduler(**numbers)) == ["CONTINUE", "STOP", "STOP"]
     assert decisions(Halving([{"inner.shift": 6.0}], **numbers)) == ["CONTINUE", "STOP", "CONTINUE"]
+    assert decisions(MedianStoppingRule(**median)) == ["CONTINUE", "CONTINUE", "STOP"]
+    assert decisions(tuner.Median([{"inner.shift": 6.0}], **median)) == ["CONTINUE"] * 3
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED["tune"])
@@ -164,6 +169,20 @@ def test_the_winner_is_the_best_finished_sample_and_a_search_without_one_is_refu
     monkeypatch.setattr(tune, "_run", lambda *_: (trials[2:], ()))
     with pytest.raises(UserError, match="none of 4 samples gave a finite score"):
         tune.search_one(search_of(), load(), SETTINGS, None, resume=False)
+
+
+def test_a_space_and_scores_of_the_command_line_reach_the_trials_and_their_table(toy):
+    search = search_of(4, tune.ASHA, ("nll", "crps"), ["inner.shift=-1:9:linear"])
+    assert search.branch.method.search == {"inner.shift": (-1.0, 9.0, "linear")} and search.first
+    trials = [Ended({"inner.shift": at}, {"nll": at - 1, "crps": 9 - at}, round(at), 0.5) for at in (4.0, 2.0, 3.0)]
+    text = tune.conclude(search, trials).with_suffix(".csv").read_text()
+    head, *rows = [line.split(",") for line in text.splitlines()]
+    assert head == ["inner.shift", "nll", "crps", "trained", "seconds"]
+    assert rows == [
+        ["4.0", "3.0", "5.0", "4/4", "0.5"],
+        ["3.0", "2.0", "6.0", "3/4", "0.5"],
+        ["2.0", "1.0", "7.0", "2/4", "0.5"],
+    ]
 
 
 def test_the_best_of_a_population_is_fitted_again_beside_the_values_in_force(toy, monkeypatch):

@@ -6,6 +6,8 @@ The model is a script and the artifact, which is safetensors and JSON without pi
 import json
 import logging
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -29,23 +31,40 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0, paper: str | N
         UserError: the run is not fitted, has no such fit, or the folder is not empty.
     """
     student = student_of(run, paper)
-    load_predictor(student, split, seed)
-    tracking.quieten()
-    import mlflow
+    with whole(target) as folder, quiet():
+        import mlflow
 
-    with whole(target) as folder, warnings.catch_warnings():
         folder.rmdir()  # MLflow creates it
-        warnings.simplefilter("ignore")  # MLflow's advice on type hints, examples and a signature for images
-        logging.getLogger("mlflow.pyfunc").setLevel(logging.ERROR)
-        mlflow.pyfunc.save_model(
-            path=str(folder),
-            python_model=str(_SCRIPT),
-            artifacts={"student": str(student.absolute())},
-            model_config={"split": split, "seed": seed},
-            signature=_signature(json.loads((student / "schema.json").read_text(encoding="utf-8"))),
-            pip_requirements=[f"{name}=={metadata.version(name)}" for name in _NEEDS],
-        )
+        mlflow.pyfunc.save_model(path=str(folder), **contents(student, split, seed))
     print(f"{target}: a model of {run}; mlflow models serve -m {target} --env-manager local")
+
+
+def contents(student: Path, split: int = 0, seed: int = 0) -> dict[str, Any]:
+    """Return the arguments of MLflow's ``save_model`` and ``log_model`` that describe one fit of an artifact.
+
+    Raises:
+        UserError: the artifact has no such fit.
+    """
+    load_predictor(student, split, seed)
+    return {
+        "python_model": str(_SCRIPT),
+        "artifacts": {"student": str(student.absolute())},
+        "model_config": {"split": split, "seed": seed},
+        "signature": _signature(json.loads((student / "schema.json").read_text(encoding="utf-8"))),
+        "pip_requirements": [f"{name}=={metadata.version(name)}" for name in _NEEDS],
+    }
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Silence MLflow's progress bars, and its advice on type hints, examples and a signature for images."""
+    tracking.quieten()
+    import mlflow  # noqa: F401  # sets the level of its loggers
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        logging.getLogger("mlflow.pyfunc").setLevel(logging.ERROR)
+        yield
 
 
 def _signature(schema: dict[str, Any]) -> "ModelSignature | None":

@@ -1,0 +1,57 @@
+"""Register fitted posteriors in MLflow: ``python -m pipeline register [RUN]...``.
+
+A registered model is a data set, such as ``boston``, and its versions are fitted runs. The alias of a run's newest
+version is the run's key; the alias ``champion`` is the run that the report's verdict takes by the NLL. So
+``mlflow.pyfunc.load_model("models:/boston@champion")`` predicts with it, and ``mlflow models serve`` serves it.
+"""
+
+from collections.abc import Collection
+from functools import partial
+from typing import Final
+
+from bdl_pipe import artifacts
+from bdl_pipe.config import nearest
+from bdl_pipe.errors import UserError
+
+from .. import tracking
+from ..core.model import Params
+from ..stages import comparison
+from .shared import student_of
+from .targets import model
+
+CHAMPION: Final = "champion"
+_UNUSABLE: Final = "the models are not registered: tracking is off, or its store cannot be used"
+
+
+def register(keys: Collection[str], params: Params) -> list[str]:
+    """Register runs, and return a line for each; without keys, the run that each verdict takes.
+
+    A run whose artifact is registered already gets its aliases only.
+
+    Raises:
+        UserError: a run is unknown or has no scores, the verdict takes no run, or the store cannot be used.
+    """
+    compared = comparison.of(params)
+    scored = {run.key: one for one in compared for run in one.runs}
+    for key in keys:
+        if key not in scored:
+            raise UserError(f"{key}: is not a run with scores{nearest(key, scored)}")
+    chosen = list(keys) or [one.taken for one in compared if one.taken]
+    if not chosen:
+        raise UserError("no run is fitted and evaluated yet: python -m pipeline repro")
+    published = tracking.compare(lambda: compared)
+    if published is None:
+        raise UserError(_UNUSABLE)
+    lines = []
+    for key in chosen:
+        one, student = scored[key], student_of(key)
+        digest = artifacts.sha256(student / artifacts.MANIFEST)
+        aliases = [key, *([CHAMPION] if key == one.taken else [])]
+        with model.quiet():
+            run_id = published[one.dataset].runs[key]
+            contents = partial(model.contents, student)
+            version = tracking.tolerate(partial(tracking.register, one.dataset, run_id, digest, aliases, contents))
+        if version is None:
+            raise UserError(_UNUSABLE)
+        lines.append(f"models:/{one.dataset}/{version}: {key} (aliases: {', '.join(aliases)})")
+    return lines
