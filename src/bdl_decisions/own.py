@@ -12,7 +12,7 @@ same bits. Until there are enough rows for a fit, and while their values or inpu
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, final
 
@@ -31,6 +31,19 @@ from .optimisation import candidates
 from .question import Question
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
+FEW_ROWS: Final[Mapping[str, Mapping[str, Any]]] = {  # fits to a few evaluations without noise; see docs/decisions.md
+    "gp": {"ard": True, "steps": 200, "optimiser": "lbfgs"},
+    "vbll": {
+        "network": {"name": "mlp", "hidden": [64, 64], "activation": "elu", "frequencies": []},
+        "training": {
+            "epochs": 500,
+            "optimiser": {"lr": 3e-3, "weight_decay": 1e-4},
+            "early_stopping": None,
+            "noise": "learned",
+        },
+        "layer": {"prior_variance": 10.0, "wishart_scale": 1e-3, "posterior": "exact"},
+    },
+}
 
 
 def _numbers(name: str, values: ArrayLike) -> np.ndarray:
@@ -109,6 +122,7 @@ class Maximise(Decider):
     Args:
         bounds: the least and the largest value of each input. Use the logarithm of an input that spans decades.
         start: the number of random inputs before the first fit.
+        agent: see :class:`Decider`. Without ``override``, ``gp`` and ``vbll`` have the settings of ``FEW_ROWS``.
 
     Attributes:
         rows, values: all evaluations so far, in their order: float64 [row, column] and [row].
@@ -127,7 +141,8 @@ class Maximise(Decider):
         seed: int = 0,
         **agent: Any,
     ) -> None:
-        super().__init__(method, rule, seed, **agent)
+        few = {"override": FEW_ROWS[method]} if method in FEW_ROWS else {}
+        super().__init__(method, rule, seed, **few | agent)
         self._settings |= {"start": start}
         box = np.asarray(bounds, np.float64)
         good = box.ndim == 2 and box.shape[1:] == (2,) and len(box) > 0

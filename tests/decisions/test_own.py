@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from bdl_decisions import Arms, Maximise, Pool
+from bdl_decisions.own import FEW_ROWS
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
+from bdl_pipe.yaml_files import read_yaml
 
 
 def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) -> None:
@@ -15,7 +17,7 @@ def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) 
     def value(row: np.ndarray) -> float:
         return -((row[0] - 3.0) ** 2) - 100 * (row[1] - 0.02) ** 2
 
-    search = Maximise([(0.0, 10.0), (-1.0, 1.0)], "gp", override={"optimiser": "lbfgs"})
+    search = Maximise([(0.0, 10.0), (-1.0, 1.0)], "gp")
     for count in (10, 1, 1, 1, 1, 1):
         rows = search.ask(count)
         assert rows.shape == (count, 2) and (rows[:, 0] >= 0).all() and (np.abs(rows[:, 1]) <= 1).all()
@@ -63,6 +65,11 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
     assert (Pool.load(tmp_path / "pool.json").ask(5) == pool.ask(5)).all()
 
 
+def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> None:
+    agents = read_yaml(Path("params/explore.yaml"))["decisions"]["first-<search>"]["agents"]
+    assert {agents[f"{method}_ei"]["method"]: agents[f"{method}_ei"]["override"] for method in FEW_ROWS} == FEW_ROWS
+
+
 def _labelled(labels: str, rule: str) -> Pool:
     """Return a pool of 30 rows, of which ten have a label, whose posterior has one draw."""
     rows = np.random.default_rng(0).normal(size=(30, 2))
@@ -80,7 +87,7 @@ def _labelled(labels: str, rule: str) -> Pool:
     ],
 )
 def test_a_search_goes_on_where_there_is_nothing_to_fit(rows: np.ndarray, values: np.ndarray) -> None:
-    search = Maximise([(0.0, 1.0)] * 2, "vbll", pace=0.01)
+    search = Maximise([(0.0, 1.0)] * 2, "vbll", pace=0.01, override={})
     search.tell(rows, values)
     assert np.unique(search.ask(3), axis=0).shape == (3, 2)
 

@@ -103,7 +103,11 @@ def test_default_networks_keep_their_weights_and_outputs() -> None:
 
 @pytest.mark.parametrize(
     ("activation", "function"),
-    [("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x)), ("tanh", np.tanh), ("relu", lambda x: np.maximum(x, 0))],
+    [
+        ("leaky_relu", lambda x: np.where(x > 0, x, 0.01 * x)),
+        ("tanh", np.tanh),
+        ("elu", lambda x: np.where(x > 0, x, np.expm1(x))),
+    ],
 )
 def test_an_activation_matches_numpy(activation: str, function: Callable[[np.ndarray], np.ndarray]) -> None:
     network, plain = (build(MlpConfig("mlp", (6,), a), (3,), 0, rng=Seed(0)) for a in (activation, "relu"))
@@ -267,7 +271,7 @@ def spec(activation: str = "relu", dropout: float = 0.0, frequencies: tuple[floa
 
 
 @pytest.mark.parametrize("frequencies", [(), (0.2, 0.7)])
-@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "mish", "silu"])
+@pytest.mark.parametrize("activation", ["relu", "leaky_relu", "tanh", "elu", "silu"])
 def test_perceptrons_computed_at_once_match_each_network_alone(activation: str, frequencies: tuple[float, ...]) -> None:
     network = FlatNetwork(spec(activation, frequencies=frequencies).build(Seed(0)).double())
     assert network.is_perceptron

@@ -228,13 +228,18 @@ class ConjugateRegression(Buffers):
             return Gaussian((features @ self.mean.mT)[None], (spread + self.noise_variance)[None])
 
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
-        """Return the Gaussian over Wφ at the rows of each group; its noise is Σ_ii, as in ``predict``."""
+        """Return the Gaussian over Wφ at the rows of each group; its noise is Σ_ii, as in ``predict``.
+
+        It is in float64: variances in the basis V range from the prior's to the noise's, and with rounding errors of
+        float32 the covariance of a thousand rows has eigenvalues below 0 that are too large for a jitter.
+        """
         with full_precision(features):
-            features = features.to(self.mean.dtype)
-            rotated = (features @ self.basis)[:, None]  # [group, 1, row, h]
-            covariance = torch.einsum("ik,gkrq->girq", self.mixing, rotated * self.variance[:, None] @ rotated.mT)
-            noise = self.noise_variance[None]
-            return GaussianFunctions((features @ self.mean.mT)[None], covariance[None], noise, classes=False)
+            features, mean, basis = (part.double() for part in (features, self.mean, self.basis))
+            rotated = (features @ basis)[:, None]  # [group, 1, row, h]
+            within = rotated * self.variance.double()[:, None] @ rotated.mT
+            covariance = torch.einsum("ik,gkrq->girq", self.mixing.double(), within)
+            noise = self.noise_variance.double()[None]
+            return GaussianFunctions((features @ mean.mT)[None], covariance[None], noise, classes=False)
 
 
 @torch.no_grad()

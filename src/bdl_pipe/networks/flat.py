@@ -128,5 +128,7 @@ def _perceptron(network: nn.Module) -> dict[str, nn.Module] | None:
     layers = [*((f"trunk.{i}", layer) for i, layer in enumerate(trunk, 1)), ("head", network.head)]
     after = layers[1:] if isinstance(layers[0][1], (Periodic, PiecewiseLinear)) else layers
     linear = all(type(layer) is nn.Linear and layer.bias is not None for _, layer in after[::2])
-    elementwise = all(isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.Mish, nn.SiLU)) for _, layer in after[1::2])
+    elementwise = all(
+        isinstance(layer, (nn.ReLU, nn.LeakyReLU, nn.Tanh, nn.ELU, nn.Mish, nn.SiLU)) for _, layer in after[1::2]
+    )
     return dict(layers) if type(flatten) is nn.Flatten and linear and elementwise else None

@@ -19,6 +19,7 @@ _ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "relu": nn.ReLU,
     "leaky_relu": lambda: nn.LeakyReLU(0.01),
     "tanh": nn.Tanh,
+    "elu": nn.ELU,
     "mish": nn.Mish,
     "silu": nn.SiLU,
 }
@@ -30,9 +31,10 @@ class MlpConfig:
 
     Attributes:
         hidden: the width of each hidden layer.
-        activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), ``tanh``, or one of two smooth
-            ones: ``silu``, x/(1 + exp(−x)) (Hendrycks & Gimpel 2016; Elfwing, Uchibe & Doya 2018), or ``mish``,
-            x·tanh(log(1 + exp x)) (Misra 2020), which takes torch five times as long on a CPU.
+        activation: ``relu``, ``leaky_relu`` of slope 0.01 below zero (torch's default), ``tanh``, or a smooth
+            one: ``elu``, exp(x) − 1 below zero (Clevert, Unterthiner & Hochreiter 2016), ``silu``, x/(1 + exp(−x))
+            (Hendrycks & Gimpel 2016; Elfwing, Uchibe & Doya 2018), or ``mish``, x·tanh(log(1 + exp x)) (Misra 2020),
+            which takes torch five times as long on a CPU.
         dropout: the dropout probability of each hidden unit, after its activation.
         frequencies: the frequencies of the periodic encoding of a table's numbers (:class:`Periodic`), in cycles per
             unit. Empty means no encoding.
@@ -44,7 +46,7 @@ class MlpConfig:
 
     name: Literal["mlp"]
     hidden: tuple[int, ...]
-    activation: Literal["relu", "leaky_relu", "tanh", "mish", "silu"] = "relu"
+    activation: Literal["relu", "leaky_relu", "tanh", "elu", "mish", "silu"] = "relu"
     dropout: float = 0.0
     frequencies: tuple[float, ...] = field(default=(), metadata=LATER)
     encoded: tuple[int, ...] = field(default=(), metadata=LATER)
