@@ -129,4 +129,5 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
     """
     generator = rng.generator()
     trunk, width = NETWORKS[config.name].trunk(config, input_shape, generator)
-    return Network(trunk, width, outputs, generator, head_bias=getattr(config, "head_bias", True))
+    kinds = {key: getattr(config, key, True) for key in ("head_bias", "head_trained")}
+    return Network(trunk, width, outputs, generator, **kinds)

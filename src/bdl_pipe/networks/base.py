@@ -54,22 +54,31 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self, trunk: nn.Module, width: int, outputs: int, generator: torch.Generator, *, head_bias: bool = True
+        self,
+        trunk: nn.Module,
+        width: int,
+        outputs: int,
+        generator: torch.Generator,
+        *,
+        head_bias: bool = True,
+        head_trained: bool = True,
     ) -> None:
         """Create the network.
 
         Args:
             head_bias: whether the head's bias is a weight. Otherwise it is a constant: no method trains or draws it.
+            head_trained: whether the head has weights. Otherwise its weight and its bias are constants.
         """
         super().__init__()
         self.trunk, self.width, self.outputs = trunk, width, outputs
         self.head: nn.Module = (
             lecun_normal(skip_init(nn.Linear, width, outputs), generator) if outputs else nn.Identity()
         )
-        if outputs and not head_bias:
-            bias = self.head._parameters.pop("bias")
-            assert bias is not None
-            self.head.register_buffer("bias", bias.detach())
+        for name, is_weight in {"weight": head_trained, "bias": head_trained and head_bias}.items():
+            if outputs and not is_weight:
+                constant = self.head._parameters.pop(name)
+                assert constant is not None
+                self.head.register_buffer(name, constant.detach())
         self._pass: TrunkPass = plain
 
     def features(self, inputs: Tensor) -> Tensor:

@@ -25,14 +25,16 @@ from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed, own_settings
 from . import start
+from .lora import adapted
 from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of
 from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
 from .start import CHAINS, INDUCING
-from .trunk import check, plain, tied
+from .trunk import check, pad_token, plain, tied
 
 _PROBED: Final = 2  # rows in the call that checks the model
+_COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
 SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
@@ -86,6 +88,8 @@ def bayesianise(
     """
     chosen = start.method_of(method)
     start.check_needs(chosen, epochs, teacher)
+    if method == "kfac_laplace" and isinstance(model, nn.Module) and adapted(model):
+        config = {"layers": "all", **(config or {})}
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
@@ -93,12 +97,13 @@ def bayesianise(
     _check(train_loader, lr, chains, random_state, method)
     rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
-    rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
+    pad, of_loader = pad_token(model), rng.fold("loader")
+    rows = read_rows(train_loader, "train_loader", rng=of_loader, task=task, layout=layout, pad_token=pad)
     start.check_task(chosen, rows.task)
     held = None
     if calibration_loader is not None:
-        at, layout = rng.fold("calibration"), rows.layout
-        held = read_rows(calibration_loader, "calibration_loader", rng=at, task=rows.task, layout=layout)
+        of_rows: dict[str, Any] = {"task": rows.task, "layout": rows.layout, "pad_token": pad}
+        held = read_rows(calibration_loader, "calibration_loader", rng=rng.fold("calibration"), **of_rows)
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")):
         registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
@@ -121,7 +126,8 @@ def bayesianise(
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
     about = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes)
-    posterior = ModulePosterior(inner, transform, about, trunk, data.device)
+    some = torch.from_numpy(rows.examples.inputs[:_COMPARED]).to(data.device)
+    posterior = ModulePosterior(inner, transform, about, trunk, data.device, some_rows=some)
     return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))
 
 
@@ -233,14 +239,15 @@ def _notes(model: nn.Module, registered: Registered, last_alone: bool) -> list[s
     """Return notes on weights that stay as they are, and on a head that is fitted without a gradient."""
     trunk, buffers, notes = registered.trunk, dict(registered.trunk.module.named_buffers()), list[str]()
     frozen = [] if last_alone else [name for name, _ in model.named_parameters() if name in buffers]
-    if frozen:
+    if frozen and not adapted(trunk):
         notes.append(f"the weights {_few(frozen)} stay as they are: they need no gradient")
-    if not any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters()):
+    needs = any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters())
+    if registered.config.head_trained and not needs:
         rule = "is fitted although its weights need no gradient: every posterior is over the last layer"
         notes.append(f"{trunk.head} {rule}")
     weight = f"{trunk.head}.weight"
     shared = [one if two == weight else two for one, two in tied(model) if weight in (one, two)]
-    if shared:
+    if shared and registered.config.head_trained:
         notes.append(f"the posterior is over a copy of {weight}; {shared[0]}, which is the same weight, stays as it is")
     return notes
 

@@ -4,9 +4,8 @@ The head is the last linear layer: applied to the outputs of the model without i
 After the head, the model may apply an operation that commutes with a linear layer, such as selecting one token. Weights
 that the user has frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
 
-Tied weights (one weight under several names, as in T5) are refused if a method moves or draws the trunk's weights: a
-state has a tensor for each name. A frozen trunk may have tied weights, and a head that shares its weight with an
-embedding gets a copy of it.
+Tied weights (one weight under several names, as in T5) are refused if a method moves or draws them: a state has a
+tensor for each name. Frozen weights may be tied, and a head that shares its weight with an embedding gets a copy of it.
 
 A module cannot be written into a config. So the module is registered in this process, under a digest of the names and
 shapes of its weights, its settings, its frozen values and its code; a config names the digest.
@@ -31,6 +30,7 @@ from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
 from ..networks.base import close, cut, is_last, linear_layers
+from .lora import adapted
 from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
@@ -53,12 +53,15 @@ class ModuleConfig:
         dropout: whether training has the module's dropout; chains have none.
         head_bias: whether the module's head has a bias. Without one the head's bias is a constant, which is zero, or
             the shift of the targets: no method trains or draws it.
+        head_trained: whether methods train or draw the module's head. A frozen head of a module with adapters is a
+            constant.
     """
 
     name: Literal["module"]
     digest: str
     dropout: bool = True
     head_bias: bool = field(default=True, metadata=LATER)
+    head_trained: bool = field(default=True, metadata=LATER)
 
 
 @final
@@ -162,7 +165,9 @@ def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Regi
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
     _known[digest, next(_numbers)] = trunk
-    return Registered(ModuleConfig("module", digest, head_bias=head.bias is not None), trunk, head)
+    trained = not adapted(trunk) or head.weight.requires_grad
+    config = ModuleConfig("module", digest, head_bias=head.bias is not None, head_trained=trained)
+    return Registered(config, trunk, head)
 
 
 def module_trunk(
