@@ -36,6 +36,8 @@ from .trunk import check, pad_token, plain, tied
 _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
+_FEWEST: Final = 50  # the fewest rows of which a share is held out
+HELD: Final = "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, or held_out=0"
 SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
 
@@ -56,14 +58,16 @@ def bayesianise(
     random_state: int = 0,
     report: Report | None = None,
     calibration_loader: object = None,
+    held_out: float = 0.2,
 ) -> ModulePosterior:
     """Return a posterior of ``model``, fitted by a registered method.
 
     Args:
         model: takes a tensor, or a dictionary of tensors as keyword arguments, and returns outputs [row, output], as a
-            tensor or as ``logits``; its last layer is linear. For classes the outputs are logits. For regression they
-            are means in the targets' own units, or means and log-variances. Weights without gradient are not changed,
-            but for the last layer's.
+            tensor or as ``logits``; its last layer is linear. For classes the outputs are logits; one logit, with or
+            without ``nn.Sigmoid``, is of two classes. For regression they are means in the targets' own units, or means
+            and log-variances. Weights without gradient are not changed, but for the last layer's; with adapters
+            (:func:`~.lora.lora`) that is not changed, either.
         method: a name of ``bdl_pipe.METHODS``.
         train_loader: batches (inputs, targets), or dictionaries with ``labels``. It is read once.
         task: the task of integer targets. None means classification. Other targets mean regression.
@@ -80,7 +84,10 @@ def bayesianise(
         random_state: the root seed of all random numbers; the global generators do not change.
         report: receives the progress of each stage of the fit; checkpoints are not kept.
         calibration_loader: rows that neither the model nor the fit has seen, for :meth:`ModulePosterior.recalibrated`.
-            None leaves the predictive as the method has it; for regression a note then says what this means.
+            None: for regression with ``epochs`` some rows are held out; otherwise the predictive is as the method has
+            it, and a note says for regression what this means.
+        held_out: the share of the rows that is held out from a regression with ``epochs``, drawn at random, if there
+            are 50 rows or more. They are new to the fit, but not to a model that you have trained on them. 0: none.
 
     Raises:
         UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
@@ -95,18 +102,23 @@ def bayesianise(
     model = plain(model)
     check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)
+    require(0 <= held_out < 1, "held_out", "must be in [0, 1)", held_out)
     rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
     pad, of_loader = pad_token(model), rng.fold("loader")
-    rows = read_rows(train_loader, "train_loader", rng=of_loader, task=task, layout=layout, pad_token=pad)
+    ends: dict[str, Any] = {"pad_token": pad, "sigmoid": type([*model.modules()][-1]) is nn.Sigmoid}
+    rows = read_rows(train_loader, "train_loader", rng=of_loader, task=task, layout=layout, **ends)
     start.check_task(chosen, rows.task)
     held = None
     if calibration_loader is not None:
         of_rows: dict[str, Any] = {"task": rows.task, "layout": rows.layout, "pad_token": pad}
         held = read_rows(calibration_loader, "calibration_loader", rng=rng.fold("calibration"), **of_rows)
+    elif rows.task == "regression" and epochs is not None and len(rows) >= _FEWEST and held_out > 0:
+        rows, held = rows.split(held_out, rng.fold("held_out"))
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")):
-        registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
+        of_classes = rows.task == "classification"
+        registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone, classes=of_classes)
         check_labels(rows, task, registered.head.out_features)
         norms = [layer for layer in registered.trunk.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
@@ -114,7 +126,7 @@ def bayesianise(
         require(fits, "train_loader", rule, rows.batch)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         if held is not None:
-            columns = registered.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
+            columns = registered.head.out_features if of_classes else rows.examples.targets.shape[1]
             require_targets(held, "calibration_loader", columns)
         data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
         setting = ModelFit(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
@@ -122,10 +134,13 @@ def bayesianise(
         fit = _Fit(chosen, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
-    seen = [SEEN] if rows.task == "regression" and held is None else []
+    seen = []
+    if rows.task == "regression" and calibration_loader is None:
+        seen = [SEEN if held is None else HELD.format(len(held), len(held) + len(rows))]
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
-    about = About(method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes)
+    facts = digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes, trunk.sigmoid
+    about = About(method, rows.task, *facts)
     some = torch.from_numpy(rows.examples.inputs[:_COMPARED]).to(data.device)
     posterior = ModulePosterior(inner, transform, about, trunk, data.device, some_rows=some)
     return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))

@@ -109,6 +109,7 @@ def register(
     head: str | None,
     *,
     frozen_trunk: bool = False,
+    classes: bool = False,
 ) -> Registered:
     """Register a model in this process; the model itself is not changed.
 
@@ -116,6 +117,7 @@ def register(
         probe: a few packed rows, on which the model is called for the checks.
         head: dotted name of the last linear layer. None searches for it.
         frozen_trunk: freeze all weights except the head's.
+        classes: whether the outputs are of classes. One output z, which ``nn.Sigmoid`` may follow, becomes two.
 
     Raises:
         UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
@@ -124,13 +126,19 @@ def register(
     """
     copied = _copied(model, may_be_tied=frozen_trunk)
     with torch.no_grad():
+        sigmoid = _without_sigmoid(copied, layout.unpack(probe.cpu())) if classes else ""
         trunk, last = _cut(copied, layout, probe.cpu(), head)
+        trunk.sigmoid = sigmoid
+    if classes and last.out_features == 1:
+        last = two_classes(last)
     if not _runs_channels_last(trunk, probe.cpu()):
         trunk.order = PlainOrder()
     return _registered(trunk, last, frozen_trunk)
 
 
-def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
+def register_again(
+    model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool, classes: bool, sigmoid: str
+) -> Registered:
     """Register a model again in another process, with the facts of its first registration; the model is not called.
 
     Raises:
@@ -141,10 +149,43 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
         kind = type(dict(copied.named_modules()).get(head)).__name__
         raise UserError(f"model must have the linear layer {head}, got {kind}")
     layer = cut(copied, head)
+    if classes and layer.out_features == 1:
+        layer = two_classes(layer)
+    if sigmoid and isinstance(dict(copied.named_modules()).get(sigmoid), nn.Sigmoid):
+        copied.set_submodule(sigmoid, nn.Identity())
     trunk = ModuleTrunk(copied, layout, layer.in_features, head)
     if plain_order:
         trunk.order = PlainOrder()
     return _registered(trunk, layer, frozen_trunk)
+
+
+def two_classes(head: nn.Linear) -> nn.Linear:
+    """Return a head with the logits −z/2 and z/2 for a head with the one output z.
+
+    The softmax of both is the sigmoid of z. A prior N(0, I/τ) of the two rows is a prior N(0, 2I/τ) of their
+    difference, the weights of z, and of their sum, on which no output depends.
+    """
+    wide = nn.utils.skip_init(nn.Linear, head.in_features, 2, bias=head.bias is not None)
+    for name, weight in wide.named_parameters():
+        one = head.get_parameter(name)
+        weight.data.copy_(torch.cat([-one.detach() / 2, one.detach() / 2]))
+        weight.requires_grad_(one.requires_grad)
+    return wide
+
+
+def _without_sigmoid(model: nn.Module, inputs: Tensor | dict[str, Tensor]) -> str:
+    """Remove ``nn.Sigmoid`` after a model's one output, in place; return its name, or the empty text without one."""
+    names = [name for name, layer in model.named_modules() if name and type(layer) is nn.Sigmoid]
+    if not names:
+        return ""
+    before = logits(called(model, inputs))
+    for name in reversed(names):
+        layer = model.get_submodule(name)
+        model.set_submodule(name, nn.Identity())
+        if before[:1].numel() == 1 and close(logits(called(model, inputs)).sigmoid(), before):
+            return name
+        model.set_submodule(name, layer)
+    return ""
 
 
 def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:

@@ -6,7 +6,7 @@ process that reads a state must pass it (:meth:`ModulePosterior.load`).
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, final
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from .. import artifacts, recalibration
 from ..artifacts import State, under
-from ..config import read, to_mapping
+from ..config import LATER, read, to_mapping
 from ..data.examples import Task
 from ..data.transform import Transform
 from ..errors import ArtifactError, UserError, short
@@ -53,6 +53,7 @@ class About:
         plain_order: whether the model's filters keep the plain memory order.
         config: the method's hyperparameters.
         notes: notes for the user, one line each.
+        sigmoid: the name of the sigmoid after the model's one output, or the empty text.
     """
 
     method: str
@@ -63,6 +64,7 @@ class About:
     plain_order: bool
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
+    sigmoid: str = field(default="", metadata=LATER)
 
 
 @final
@@ -268,8 +270,10 @@ class ModulePosterior:
         state = artifacts.load(Path(path), _KIND).state(_STEM)
         about, model = _about(state), plain(model)
         check(model, may_be_tied=True)
+        facts: dict[str, Any] = {"plain_order": about.plain_order, "sigmoid": about.sigmoid}
+        facts["classes"] = about.task == "classification"
         registered = [
-            register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)
+            register_again(model, about.layout, about.head, frozen_trunk=whole, **facts)
             for whole in ((True,) if tied(model) else (False, True))
         ]
         if about.digest not in {each.config.digest for each in registered}:

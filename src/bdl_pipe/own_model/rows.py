@@ -3,7 +3,7 @@
 import contextlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -40,6 +40,14 @@ class LoadedRows:
     def __len__(self) -> int:
         return len(self.examples)
 
+    def split(self, share: float, rng: Seed) -> "tuple[LoadedRows, LoadedRows]":
+        """Return the rows without a random ``share`` of them, and this share, each in their order."""
+        order = torch.randperm(len(self), generator=rng.generator()).numpy()
+        held = max(1, round(share * len(self)))
+        places = np.sort(order[held:]), np.sort(order[:held])
+        kept, other = (Examples(self.examples.inputs[at], self.examples.targets[at]) for at in places)
+        return replace(self, examples=kept, batch=min(self.batch, len(kept))), replace(self, examples=other)
+
 
 def read(
     loader: object,
@@ -49,6 +57,7 @@ def read(
     task: Task | None = None,
     layout: Layout | None = None,
     pad_token: int = 0,
+    sigmoid: bool = False,
 ) -> LoadedRows:
     """Read every batch of a loader.
 
@@ -59,6 +68,7 @@ def read(
         task: the task of integer targets; None means ``classification``.
         layout: the required layout of the inputs. None takes the layout of the first batch; if a later batch has an
             attention mask of another length, sequences are padded to the longest, on the side where the loader pads.
+        sigmoid: whether the model ends in a sigmoid, so that real numbers 0 and 1 are labels without a ``task``, too.
         pad_token: the ``input_ids`` in places that are padded, if the loader itself pads none.
 
     Raises:
@@ -91,10 +101,19 @@ def read(
     if len(kinds) > 1:
         shapes = sorted({str(list(shape)) for shape, _ in kinds})
         raise DataError(f"{where}: targets must be of one shape and type in all batches, got {', '.join(shapes)}")
-    values, kind = _targets(torch.cat(targets), where, task)
+    together = torch.cat(targets)
+    if (task == "classification" or (task is None and sigmoid)) and _are_labels(together):
+        together, task = together.flatten().long(), "classification"
+    values, kind = _targets(together, where, task)
     if layout.padded:
         rows = _of_one_length(rows, layout, pad_token)
     return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), kind, max(map(len, rows)))
+
+
+def _are_labels(targets: Tensor) -> bool:
+    """Return whether targets are one column of the real numbers 0 and 1, as a loss of one logit takes them."""
+    one = targets.ndim == 1 or (targets.ndim == 2 and targets.shape[1] == 1)
+    return one and targets.is_floating_point() and bool(((targets == 0) | (targets == 1)).all())
 
 
 def _of_one_length(rows: list[Tensor], layout: Layout, pad_token: int) -> list[Tensor]:
@@ -157,7 +176,7 @@ def check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
     labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
     if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
         shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
-        more = "y.long() with a model of two outputs or more" if outputs == 1 else "y.long()"
+        more = "y.long()[:, 0]" if outputs == 1 else "y.long()"
         raise DataError(f"train_loader: targets must not be labels as real numbers, got {shown}: {cure}pass {more}")
 
 

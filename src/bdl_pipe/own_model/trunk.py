@@ -209,13 +209,14 @@ class ModuleTrunk(nn.Module):
         width: the number of features.
         head: the head's name.
         order: a marker of the filters' memory order.
+        sigmoid: the name of the sigmoid that was removed after the head, or the empty text.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
         super().__init__()
         self.module, self.layout, self.width, self.head = module, layout, width, head
         self.order: nn.Module = nn.Identity()
-        self._dropout = True
+        self._dropout, self.sigmoid = True, ""
 
     def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
         """Return the features. In evaluation without gradients, many rows are computed in parts, to save memory."""
