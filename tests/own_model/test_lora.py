@@ -77,7 +77,7 @@ def test_the_laplace_posterior_of_each_adapter_is_the_inverse_of_its_dense_gauss
     torch.manual_seed(0)
     base = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3))
     model, x, y = random(lora(base, rank=RANK, alpha=ALPHA)), torch.randn(1, 4), torch.tensor([1])
-    config = {"prior_precision": 2.0, "draws": 2}
+    config = {"prior_precision": 2.0, "draws": 2, "temperature": 1.0}
     inner = bayesianise(model, "kfac_laplace", [(x, y)], config=config).inner
     assert isinstance(inner, LinearisedLaplace) and len(inner.layers) == 3  # A, B and the head
     low, head = model[0], model[2]

@@ -76,9 +76,8 @@ class Network(nn.Module):
         )
         for name, is_weight in {"weight": head_trained, "bias": head_trained and head_bias}.items():
             if outputs and not is_weight:
-                constant = self.head._parameters.pop(name)
-                assert constant is not None
-                self.head.register_buffer(name, constant.detach())
+                self.head.get_parameter(name).requires_grad_(False)
+        fix(self.head)
         self._pass: TrunkPass = plain
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -225,6 +224,19 @@ def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
 def has_bias(layer: nn.Module) -> bool:
     """Return whether a layer has a bias that is a weight: not none, not a constant, not computed from others."""
     return layer._parameters.get("bias") is not None
+
+
+def fix(module: nn.Module, *, every: bool = False, stored: bool = True) -> None:
+    """Turn weights that need no gradient, or ``every`` weight, into buffers, in place: no method trains or draws them.
+
+    Args:
+        stored: whether the module's ``state_dict`` has them.
+    """
+    for layer in module.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if every or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=stored)
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator, gain: float = 1.0) -> Layer:

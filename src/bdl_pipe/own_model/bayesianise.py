@@ -33,6 +33,7 @@ from .rows import read as read_rows
 from .start import CHAINS, INDUCING
 from .trunk import check, pad_token, plain, tied
 
+_OF_ADAPTERS: Final = {"layers": "all", "temperature": 0.1}  # at 1 draws of adapters lose the fit (results/lora.md)
 _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
@@ -77,7 +78,7 @@ def bayesianise(
         lr: the learning rate, or the rate of a chain's steps. None means 1e-3, for inducing weights 1e-2, for chains
             3e-3.
         config: hyperparameters of the method, as under ``methods.<method>`` in params.yaml; missing ones are derived
-            from the other arguments.
+            from the other arguments. ``kfac_laplace`` has all layers, at a temperature of 0.1, if there are adapters.
         trajectory: hyperparameters of the epochs of SGD, as under ``methods.sgd``.
         teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
         chains: the number of chains of ``sgmcmc``.
@@ -96,7 +97,7 @@ def bayesianise(
     chosen = start.method_of(method)
     start.check_needs(chosen, epochs, teacher)
     if method == "kfac_laplace" and isinstance(model, nn.Module) and adapted(model):
-        config = {"layers": "all", **(config or {})}
+        config = {**_OF_ADAPTERS, **(config or {})}
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)

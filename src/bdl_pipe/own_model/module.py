@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.base import close, cut, is_last, linear_layers
+from ..networks.base import close, cut, fix, is_last, linear_layers
 from .lora import adapted
 from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
@@ -197,11 +197,7 @@ def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     head = copy.deepcopy(head)  # the trunk may share the head's weight
-    for layer in trunk.module.modules():  # states omit weights that become buffers, and the digest includes them
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if frozen_trunk or not weight.requires_grad:
-                del layer._parameters[name]
-                layer.register_buffer(name, weight.detach(), persistent=False)
+    fix(trunk.module, every=frozen_trunk, stored=False)  # states omit them, and the digest includes them
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
