@@ -27,11 +27,11 @@ from bdl_pipe.metrics.table import metric_of
 from bdl_pipe.metrics.written import writer
 from bdl_pipe.posterior import Predictor, joint
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
+from bdl_pipe.programs import CLOSE, trace
 from bdl_pipe.progress import Report
 from bdl_pipe.registry import METHODS, POSTERIORS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
-from pipeline.export.torch_program import CLOSE, trace
 from tests.baselines.cases import table
 from tests.cases import CASES, CONFIGS, STUDENTS, Case, fit
 from tests.conftest import make_tiny_images, make_tiny_table

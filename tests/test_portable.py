@@ -18,6 +18,7 @@ import pyarrow.parquet
 import pytest
 import torch
 
+from bdl_pipe import programs
 from bdl_pipe.baselines import trees
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.tables.columns import Column, coded_matrix, described_matrix
@@ -29,7 +30,7 @@ from bdl_pipe.predictive import Categorical
 from bdl_pipe.recalibration import Recalibration
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from pipeline.export import program_folder, torch_program
+from pipeline.export import program_folder
 from tests.cases import GAUSSIAN, fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.refusals import refusal
@@ -71,8 +72,8 @@ def prices(log: bool = False, recalibrated: Recalibration | None = None) -> tupl
     return Predictor(draws((2,), False), transform, (), recalibrated), rows
 
 
-def traced(fitted: Predictor, rows: np.ndarray) -> torch_program.Program:
-    return torch_program.trace(fitted, torch.from_numpy(rows), rng=Seed(0))
+def traced(fitted: Predictor, rows: np.ndarray) -> programs.Program:
+    return programs.trace(fitted, torch.from_numpy(rows), rng=Seed(0))
 
 
 def schema(fitted: Predictor, rows: np.ndarray, **more: object) -> dict[str, object]:
@@ -159,7 +160,7 @@ def test_trees_export_for_any_number_of_rows(
         expected = fitted.predict(rows[:count], rng=Seed(0))
         answer = answers[0] if isinstance(answers, tuple) else answers
         torch.testing.assert_close(answer, expected.mean, rtol=1e-5, atol=1e-6, check_dtype=False)
-    assert torch_program.write_onnx(program, tmp_path / "m.onnx") <= torch_program.CLOSE
+    assert programs.write_onnx(program, tmp_path / "m.onnx") <= programs.CLOSE
 
 
 @pytest.mark.parametrize("method", ["vbll", pytest.param("vbpc", marks=pytest.mark.soak)])
@@ -170,7 +171,7 @@ def test_posteriors_with_triangular_systems_export_to_an_equal_onnx_model(method
     program = traced(fitted, data.train.inputs[:30])
     graph = str(program.traced.run_decompositions().graph)
     assert "linalg_solve_triangular" in graph or "cholesky" in graph, "there is something to replace"
-    assert torch_program.write_onnx(program, tmp_path / "m.onnx") <= torch_program.CLOSE
+    assert programs.write_onnx(program, tmp_path / "m.onnx") <= programs.CLOSE
 
 
 @pytest.mark.parametrize(
@@ -194,7 +195,7 @@ def test_a_program_that_differs_from_its_posterior_is_refused() -> None:
     fitted, rows = images()
     program = traced(fitted, rows)
     with pytest.raises(UserError, match=r"must equal the posterior to 1e-05"):
-        torch_program.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
+        programs.difference(program.traced.module(), program.rows, tuple(1.0001 * m for m in program.meant))
 
 
 def blocked(folder: Path, script: str, rows: str, *names: str) -> list[dict[str, float]]:

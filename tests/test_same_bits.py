@@ -204,7 +204,7 @@ def of_the_pipeline(task: str, method: str, epochs: int | None, used: Mapping[st
 @pytest.mark.parametrize(("task", "method", "epochs"), OWN)
 def test_a_module_has_the_predictions_of_the_pipeline(task: str, method: str, epochs: int | None) -> None:
     module, _ = of_the_pipeline(task, "deterministic", None, {})
-    posterior = bayesianise(module, method, loader_of(task), epochs=epochs, random_state=3)
+    posterior = bayesianise(module, method, loader_of(task), epochs=epochs, random_state=3, held_out=0.0)
     _, meant = of_the_pipeline(task, method, epochs, posterior.about.config)
     new = np.random.default_rng(1).normal(size=(50, WIDTH)).astype(np.float32)
     ours = posterior.predict(torch.from_numpy(new), rng=Seed(5))

@@ -20,11 +20,11 @@ from bdl_pipe.estimators.targets import sample
 from bdl_pipe.metrics.regression import crps
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor
 from bdl_pipe.predictive import Gaussian
+from bdl_pipe.programs import trace
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT, degrees_of, free_of
 from bdl_pipe.training.likelihood import OutputLikelihood, least_head, with_line
-from pipeline.export.torch_program import trace
 from tests.cases import CONFIGS, fit
 from tests.refusals import refusal
 

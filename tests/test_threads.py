@@ -18,9 +18,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import BayesianRegressor, bayesianise
 from bdl_pipe.errors import without_warnings
+from bdl_pipe.programs import trace
 from bdl_pipe.seeds import Seed, own_settings
 from pipeline.export.serving import FittedPosterior
-from pipeline.export.torch_program import trace
 from tests.threads import at_once
 
 X = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)

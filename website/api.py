@@ -40,7 +40,7 @@ GROUPS: Final = {
     "own-model": Group(
         "A posterior of your own model",
         "[Your own model](../your-own-model.md) has examples.",
-        ("bayesianise", "ModulePosterior"),
+        ("bayesianise", "ModulePosterior", "lora", "NextToken"),
     ),
     "answers": Group(
         "Posteriors and predictives",

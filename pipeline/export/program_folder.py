@@ -9,14 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 import bdl_pipe
+from bdl_pipe import programs
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
+from bdl_pipe.programs import Program, write_onnx
 
 from .shared import TEMPLATES
-from .torch_program import Program, write_onnx
 
 _LIBRARY: Final = Path(bdl_pipe.__file__).parent
 PROGRAM, ONNX, SCHEMA, CARD, ROWS = "program.pt2", "model.onnx", "schema.json", "README.md", "rows"
@@ -40,11 +39,11 @@ def write(
     Returns:
         The names of the written programs.
     """
-    torch.export.save(program.traced, folder / PROGRAM)
-    programs, packages, lines, error = [PROGRAM], ["torch"], list(limits), program.error
+    programs.write(program, folder / PROGRAM)
+    written, packages, lines, error = [PROGRAM], ["torch"], list(limits), program.error
     try:
         error = max(error, write_onnx(program, folder / ONNX))
-        programs, packages = [PROGRAM, ONNX], ["torch", "onnx"]
+        written, packages = [PROGRAM, ONNX], ["torch", "onnx"]
     except UserError as failed:
         (folder / ONNX).unlink(missing_ok=True)
         lines.append(f"There is no `{ONNX}`: {failed}.")
@@ -64,11 +63,11 @@ def write(
         file=SCHEMA,
         outputs=program.outputs,
         needs="numpy" if is_image else "numpy and pyarrow",
-        onnx=ONNX in programs,
-        programs=programs,
+        onnx=ONNX in written,
+        programs=written,
         error=error,
         facts=facts,
         limits=lines,
     )
     write_bytes(folder / CARD, card.encode())
-    return programs
+    return written

@@ -124,7 +124,7 @@ class NetworkDraws:
 
     Attributes:
         weights: every entry of the network's ``state_dict``, stacked [draw, ...]; filters are in the network's fastest
-            memory order.
+            memory order, from the first prediction on.
     """
 
     key = "network_draws"
@@ -138,10 +138,18 @@ class NetworkDraws:
         """
         device = next(iter(weights.values())).device
         skeleton = (spec.build(Seed(0)).to(device) if network is None else network).eval()
-        self.spec, self.weights = spec, networks.in_order(weights, networks.fastest_order(skeleton))
+        self.spec, self._weights, self._ordered = spec, weights, False
         self._networks = Replicas(skeleton)
-        trunks = under("trunk.", self.weights).values()
+        trunks = under("trunk.", weights).values()
         self._one_trunk = all(stacked.stride(0) == 0 or bool((stacked == stacked[:1]).all()) for stacked in trunks)
+
+    @property
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights. They are ordered here, and not in a fit, which stores them in their plain order."""
+        if not self._ordered:
+            self._weights = networks.in_order(self._weights, networks.fastest_order(self._networks.module))
+            self._ordered = True
+        return self._weights
 
     @classmethod
     def of(cls, spec: NetworkSpec, draws: list[dict[str, Tensor]]) -> "NetworkDraws":
@@ -165,7 +173,7 @@ class NetworkDraws:
         return of_networks(self._networks, self.weights, inputs)
 
     def state(self) -> State:
-        stored = {name: value.contiguous() for name, value in self.weights.items()}
+        stored = {name: value.contiguous() for name, value in self._weights.items()}
         return State(stored, {"posterior": self.key, "spec": to_mapping(self.spec)})
 
     @classmethod

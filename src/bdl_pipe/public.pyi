@@ -57,6 +57,7 @@ from .networks import (
     register_network as register_network,
 )
 from .own_model.bayesianise import bayesianise as bayesianise
+from .own_model.lora import NextToken as NextToken, lora as lora
 from .own_model.posterior import ModulePosterior as ModulePosterior
 from .plugins import PluginError as PluginError
 from .posterior import (

@@ -178,7 +178,7 @@ def test_refreshed_statistics_equal_the_formula(tiny_images: FitData) -> None:
     past = [spec.build(Seed(s)).state_dict() for s in (0, 1)]
     trajectory = State(stack(past), {"spec": to_mapping(spec)})
     snapshots = Snapshots(trajectory, tiny_images, BatchNormConfig(None, 1000), Seed(0))
-    averaged = snapshots.state_at(snapshots.flat.mean(0))
+    averaged = snapshots.state_at(snapshots.flat().mean(0))
     rows, _ = tiny_images.tensors("train")
     _, seen = transcribed({k: v.double() for k, v in averaged.items()}, rows.double(), 1, True)
     assert len(seen) == 10

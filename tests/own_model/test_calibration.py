@@ -4,8 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from bdl_pipe import bayesianise
+from bdl_pipe import Seed, bayesianise
 from bdl_pipe.errors import DataError
+from bdl_pipe.own_model.bayesianise import HELD as OF_FIT
 from bdl_pipe.own_model.bayesianise import SEEN
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -30,6 +31,29 @@ def model() -> nn.Module:
 
 def share(low: Tensor, high: Tensor) -> float:
     return float(((low <= Y[NEW]) & (Y[NEW] <= high)).float().mean())
+
+
+@pytest.mark.slow
+def test_a_regression_with_epochs_is_calibrated_on_rows_that_the_fit_has_not_seen() -> None:
+    """The held-out rows are no training rows: absurd targets of theirs change the widths, and no weight."""
+    torch.manual_seed(0)
+    network, held = nn.Sequential(nn.Linear(2, 64), nn.SiLU(), nn.Linear(64, 1)), 20
+    fit = {"epochs": 200, "lr": 3e-2}
+    own, none = (bayesianise(network, "vbll", [(X[TRAIN], Y[TRAIN])], **fit, held_out=by) for by in (0.2, 0.0))
+    assert own.notes == (OF_FIT.format(held, 100),) and none.notes == (SEEN,)
+    low, high = own.predict(X[NEW]).quantile(0.05), own.predict(X[NEW]).quantile(0.95)
+    assert 0.8 < share(low, high) < 1
+    order = torch.randperm(100, generator=Seed(0).fold("bayesianise").fold("held_out").generator())[:held]
+    absurd = Y[TRAIN].clone()
+    absurd[order] += 100.0 * torch.tensor([1.0, -1.0]).repeat(held // 2)[:, None]
+    kept = torch.ones(100).bool().index_fill(0, order, False)
+    other = bayesianise(network, "vbll", [(X[TRAIN], absurd)], **fit)
+    alone = bayesianise(network, "vbll", [(X[TRAIN][kept], Y[TRAIN][kept])], **fit, held_out=0.0)
+    assert own.recalibration is not None and other.recalibration is not None
+    assert other.recalibration.factor > 10 * own.recalibration.factor
+    assert all(
+        torch.equal(value, alone.inner.state().tensors[name]) for name, value in other.inner.state().tensors.items()
+    )
 
 
 @pytest.mark.slow

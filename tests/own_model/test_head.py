@@ -171,6 +171,33 @@ def test_a_head_under_weight_norm_is_used_with_its_effective_weights() -> None:
     torch.testing.assert_close(one, other)
 
 
+def test_one_logit_with_or_without_a_sigmoid_has_the_posterior_of_logistic_regression(tmp_path: Path) -> None:
+    """The variance of z by Laplace's approximation of one logit, in float64; with τ for τ/2 it is another one."""
+    model, x, features = net(1), data().tensors[0], net(1)[:2]
+    y = (x[:, :1] + x[:, 1:] > 0).float()
+    config = {"prior_precision": 2.0, "draws": 3, "predictive": "linearised"}
+    for last, targets in ((nn.Identity(), y[:, 0].long()), (nn.Sigmoid(), y)):
+        whole = nn.Sequential(*model, last)
+        posterior = bayesianise(whole, "kfac_laplace", [(x, targets)], config=config)
+        torch.testing.assert_close(
+            bayesianise(whole, "deterministic", [(x, targets)]).predict(x).mean[:, 1:], model(x).sigmoid().detach()
+        )
+        phi = features(x).detach().double()
+        p = model(x).detach().double().sigmoid()
+        curvature = (p * (1 - p)).sum() * phi.T @ phi / ROWS  # K-FAC: the product of means
+        variances = [
+            phi[:5] @ torch.linalg.inv(curvature + t * torch.eye(WIDTH).double()) @ phi[:5].T for t in (1.0, 2.0)
+        ]
+        assert isinstance(posterior.inner, LinearisedLaplace)
+        covariance = posterior.inner.functions(packed(x[:5])[None]).covariance[0].double().view(5, 2, 5, 2)
+        z = covariance[:, 1, :, 1] + covariance[:, 0, :, 0] - covariance[:, 0, :, 1] - covariance[:, 1, :, 0]
+        torch.testing.assert_close(z, variances[0], rtol=1e-4, atol=1e-6)
+        assert (z - variances[1]).abs().max() > 0.01
+        posterior.save(tmp_path / type(last).__name__)
+        again = ModulePosterior.load(tmp_path / type(last).__name__, whole)
+        assert torch.equal(again.predict(x).mean, posterior.predict(x).mean)
+
+
 def test_a_convolution_with_groups_keeps_its_weights_and_says_so() -> None:
     """The curvature of a layer with groups is a block for each group, and not a Kronecker product."""
     torch.manual_seed(0)

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import bdl_pipe
 from bdl_pipe import ArtifactError, Gaussian, ModulePosterior, Seed, UserError, bayesianise, posterior_of
+from bdl_pipe.method import ModelFit
 from bdl_pipe.own_model import module as modules
 from bdl_pipe.own_model.trunk import Layout
 from tests.resuming import Watched
@@ -256,6 +257,14 @@ def test_a_digest_depends_on_layers_settings_shapes_and_frozen_weights() -> None
     frozen = small()
     frozen[0].requires_grad_(False)
     assert digest(frozen) != digest(other)  # frozen weights count: a posterior does not store them
+
+
+def test_a_last_layer_has_the_hyperparameters_of_the_estimators() -> None:
+    fit = ModelFit({}, "classification", 100, 10, 1, None)
+    for method in (bdl_pipe.METHODS[name] for name in ("vbll", "d_vbll", "g_vbll")):
+        assert method.from_model is not None and method.default is not None
+        layer = method.from_model.section(fit)["layer"]
+        assert layer == {**method.settings["layer"], "wishart_scale": 1.0}
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import bdl_pipe
-from bdl_pipe import bayesianise
+from bdl_pipe import NextToken, bayesianise, lora
 
 from .models import text_loader, texts
 
@@ -78,6 +78,31 @@ def test_the_example_of_transformers_in_the_documentation_runs(tmp_path: Path) -
     variables = {"folder": tmp_path, "loader": text_loader(60, batch=20), **texts(60)[0]}
     names = run("AutoModelForSequenceClassification", variables)
     assert isinstance(names["posterior"], bdl_pipe.ModulePosterior)
+    gpt2 = package.GPT2Config(n_embd=16, n_layer=1, n_head=2, n_positions=16, pad_token_id=0, vocab_size=32)
+    package.GPT2LMHeadModel(gpt2).save_pretrained(tmp_path / "language")
+    names = run("AutoModelForCausalLM", {**variables, "folder": tmp_path / "language"})
+    assert names["posterior"].about.config["layers"] == "all"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["deterministic", "kfac_laplace", "swag", "ffg_u"])
+@pytest.mark.parametrize("kind", ["classes", "answers", "vocabulary"])
+def test_adapters_of_a_model_of_transformers_have_finite_predictions(kind: str, method: str) -> None:
+    package = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = package.LlamaConfig(max_position_embeddings=16, num_key_value_heads=1, vocab_size=32, **WIDTHS)
+    model: nn.Module = bert(package) if kind == "classes" else package.LlamaForCausalLM(config)
+    inputs, labels = texts(60)
+    whole = model.eval() if kind == "classes" else NextToken(model.eval(), [4, 5, 6] if kind == "answers" else None)
+
+    def logits() -> Tensor:
+        if kind == "classes":
+            return model(**inputs).logits
+        last = inputs["attention_mask"].sum(1) - 1
+        each = model(**inputs).logits[torch.arange(60), last]
+        return each[:, [4, 5, 6]] if kind == "answers" else each
+
+    check(lora(whole, rank=2), method, text_loader(60, batch=20), inputs, labels, logits)
 
 
 @pytest.mark.slow

@@ -1,5 +1,8 @@
 """The trajectory against a plain training loop written with torch's own parts."""
 
+from dataclasses import dataclass
+from typing import Literal
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,6 +13,7 @@ from bdl_pipe.config import read
 from bdl_pipe.data.augment import AugmentConfig, augment
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
+from bdl_pipe.networks import register_network
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
@@ -150,3 +154,22 @@ def test_dropout_draws_from_the_address_and_not_from_the_global_generator(
         return trajectory(tiny_images, network=network | {"dropout": rate}, epochs=1).tensors["head.weight"]
 
     assert torch.equal(weights(1, 0.2), weights(2, 0.2)) and not torch.equal(weights(1, 0.2), weights(1, 0.0))
+
+
+@dataclass(frozen=True)
+class FixedConfig:
+    """A plugin's network whose features are not trained."""
+
+    name: Literal["fixed"] = "fixed"
+
+
+def test_a_trunk_whose_weights_need_no_gradient_stays_as_it_is(tiny_table: FitData, forgotten_plugins: None) -> None:
+    def trunk(_: FixedConfig, shape: tuple[int, ...], __: torch.Generator) -> tuple[nn.Module, int]:
+        layer = nn.Linear(shape[0], 3)
+        nn.init.constant_(layer.weight, 0.5), nn.init.zeros_(layer.bias)
+        return layer.requires_grad_(False), 3
+
+    register_network(FixedConfig, trunk)
+    state = trajectory(tiny_table, network={"name": "fixed"}, augmentation=None)
+    assert bool((state.tensors["trunk.weight"] == 0.5).all())
+    assert bool((state.tensors["head.weight"][0] != state.tensors["head.weight"][-1]).any())

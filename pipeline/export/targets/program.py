@@ -4,14 +4,14 @@ from pathlib import Path
 
 import torch
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, programs
 from bdl_pipe.data.catalog import licence_of
 from bdl_pipe.registry import load_predictor, stored_address
 
 from ...core import places, records
 from ...core.load import load
 from ...prepared.folders import load_fit
-from .. import program_folder, torch_program
+from .. import program_folder
 from ..shared import scores_of, student_of, whole
 
 _ROWS = 64  # rows of the comparison between program and posterior
@@ -31,7 +31,7 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
     with whole(target) as folder:
         rows = torch.from_numpy(data.train.inputs[:_ROWS].copy())  # the stored rows are read-only
-        program = torch_program.trace(fitted, rows, rng=stored_address(student, split, seed))
+        program = programs.trace(fitted, rows, rng=stored_address(student, split, seed))
         facts = {
             "Run": run,
             "Method": f"`{about['method']}`",
@@ -41,5 +41,5 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
             "Made at commit": records.read("student", run).get("commit") or "unknown",
             "SHA-256 of the artifact": artifacts.sha256(student / artifacts.MANIFEST),
         }
-        programs = program_folder.write(folder, program, schema, facts)
-    print(f"{target}: {' and '.join(programs)} of {run}; see {target / program_folder.CARD} for how to run it")
+        written = program_folder.write(folder, program, schema, facts)
+    print(f"{target}: {' and '.join(written)} of {run}; see {target / program_folder.CARD} for how to run it")

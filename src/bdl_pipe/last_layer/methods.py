@@ -269,7 +269,11 @@ def _method(
     }
 
     def from_model(fit: ModelFit) -> Section:
-        return {"network": fit.network, "training": fit.training(1e-3), "layer": {**layer, **_LAYER}}
+        return {
+            "network": fit.network,
+            "training": fit.training(1e-3),
+            "layer": {**_LAYER, **layer, "wishart_scale": 1.0},
+        }
 
     return Method(
         name=name,

@@ -12,7 +12,7 @@ from ..errors import short
 from ..plugins import PluginError, Registered, variant_name
 from ..seeds import Seed
 from .alexnet import AlexNetConfig, alexnet_trunk
-from .base import Network, dropout_masks, fastest_order, in_order, overruns_channels_last
+from .base import Network, dropout_masks, fastest_order, fix, in_order, overruns_channels_last
 from .convnet import ConvNetConfig, convnet_trunk
 from .mlp import MlpConfig, mlp_trunk
 from .preresnet import PreResNetConfig, preresnet_trunk
@@ -122,6 +122,8 @@ def register_network(config: type, trunk: Trunk) -> None:
 def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, rng: Seed) -> Network:
     """Build a network with new initial weights; equal arguments give equal weights.
 
+    Weights of a trunk that need no gradient become buffers: no method trains or draws them.
+
     Args:
         input_shape: (channel, height, width) or (feature,).
         outputs: the number of outputs of the head; 0 builds a trunk without a head.
@@ -129,4 +131,6 @@ def build(config: NetworkConfig, input_shape: tuple[int, ...], outputs: int, *, 
     """
     generator = rng.generator()
     trunk, width = NETWORKS[config.name].trunk(config, input_shape, generator)
-    return Network(trunk, width, outputs, generator, head_bias=getattr(config, "head_bias", True))
+    fix(trunk)
+    kinds = {key: getattr(config, key, True) for key in ("head_bias", "head_trained")}
+    return Network(trunk, width, outputs, generator, **kinds)

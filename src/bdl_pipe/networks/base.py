@@ -54,22 +54,30 @@ class Network(nn.Module):
     """
 
     def __init__(
-        self, trunk: nn.Module, width: int, outputs: int, generator: torch.Generator, *, head_bias: bool = True
+        self,
+        trunk: nn.Module,
+        width: int,
+        outputs: int,
+        generator: torch.Generator,
+        *,
+        head_bias: bool = True,
+        head_trained: bool = True,
     ) -> None:
         """Create the network.
 
         Args:
             head_bias: whether the head's bias is a weight. Otherwise it is a constant: no method trains or draws it.
+            head_trained: whether the head has weights. Otherwise its weight and its bias are constants.
         """
         super().__init__()
         self.trunk, self.width, self.outputs = trunk, width, outputs
         self.head: nn.Module = (
             lecun_normal(skip_init(nn.Linear, width, outputs), generator) if outputs else nn.Identity()
         )
-        if outputs and not head_bias:
-            bias = self.head._parameters.pop("bias")
-            assert bias is not None
-            self.head.register_buffer("bias", bias.detach())
+        for name, is_weight in {"weight": head_trained, "bias": head_trained and head_bias}.items():
+            if outputs and not is_weight:
+                self.head.get_parameter(name).requires_grad_(False)
+        fix(self.head)
         self._pass: TrunkPass = plain
 
     def features(self, inputs: Tensor) -> Tensor:
@@ -216,6 +224,19 @@ def _filters_in_order(stacked: Tensor, order: torch.memory_format) -> Tensor:
 def has_bias(layer: nn.Module) -> bool:
     """Return whether a layer has a bias that is a weight: not none, not a constant, not computed from others."""
     return layer._parameters.get("bias") is not None
+
+
+def fix(module: nn.Module, *, every: bool = False, stored: bool = True) -> None:
+    """Turn weights that need no gradient, or ``every`` weight, into buffers, in place: no method trains or draws them.
+
+    Args:
+        stored: whether the module's ``state_dict`` has them.
+    """
+    for layer in module.modules():
+        for name, weight in list(layer.named_parameters(recurse=False)):
+            if every or not weight.requires_grad:
+                del layer._parameters[name]
+                layer.register_buffer(name, weight.detach(), persistent=stored)
 
 
 def lecun_normal(layer: Layer, generator: torch.Generator, gain: float = 1.0) -> Layer:

@@ -25,15 +25,20 @@ from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed, own_settings
 from . import start
+from .lora import adapted
 from .module import Registered, register
 from .posterior import About, ModulePosterior, device_of, shapes_of
 from .rows import check_labels, own_randomness, require_targets
 from .rows import read as read_rows
 from .start import CHAINS, INDUCING
-from .trunk import check, plain, tied
+from .trunk import check, pad_token, plain, tied
 
+_OF_ADAPTERS: Final = {"layers": "all", "temperature": 0.1}  # at 1 draws of adapters lose the fit (results/lora.md)
 _PROBED: Final = 2  # rows in the call that checks the model
+_COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
+_FEWEST: Final = 50  # the fewest rows of which a share is held out
+HELD: Final = "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, or held_out=0"
 SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
 
@@ -54,14 +59,16 @@ def bayesianise(
     random_state: int = 0,
     report: Report | None = None,
     calibration_loader: object = None,
+    held_out: float = 0.2,
 ) -> ModulePosterior:
     """Return a posterior of ``model``, fitted by a registered method.
 
     Args:
         model: takes a tensor, or a dictionary of tensors as keyword arguments, and returns outputs [row, output], as a
-            tensor or as ``logits``; its last layer is linear. For classes the outputs are logits. For regression they
-            are means in the targets' own units, or means and log-variances. Weights without gradient are not changed,
-            but for the last layer's.
+            tensor or as ``logits``; its last layer is linear. For classes the outputs are logits; one logit, with or
+            without ``nn.Sigmoid``, is of two classes. For regression they are means in the targets' own units, or means
+            and log-variances. Weights without gradient are not changed, but for the last layer's; with adapters
+            (:func:`~.lora.lora`) that is not changed, either.
         method: a name of ``bdl_pipe.METHODS``.
         train_loader: batches (inputs, targets), or dictionaries with ``labels``. It is read once.
         task: the task of integer targets. None means classification. Other targets mean regression.
@@ -71,14 +78,17 @@ def bayesianise(
         lr: the learning rate, or the rate of a chain's steps. None means 1e-3, for inducing weights 1e-2, for chains
             3e-3.
         config: hyperparameters of the method, as under ``methods.<method>`` in params.yaml; missing ones are derived
-            from the other arguments.
+            from the other arguments. ``kfac_laplace`` has all layers, at a temperature of 0.1, if there are adapters.
         trajectory: hyperparameters of the epochs of SGD, as under ``methods.sgd``.
         teacher: the posterior that ``dark_knowledge`` imitates; ``model`` is the student.
         chains: the number of chains of ``sgmcmc``.
         random_state: the root seed of all random numbers; the global generators do not change.
         report: receives the progress of each stage of the fit; checkpoints are not kept.
         calibration_loader: rows that neither the model nor the fit has seen, for :meth:`ModulePosterior.recalibrated`.
-            None leaves the predictive as the method has it; for regression a note then says what this means.
+            None: for regression with ``epochs`` some rows are held out; otherwise the predictive is as the method has
+            it, and a note says for regression what this means.
+        held_out: the share of the rows that is held out from a regression with ``epochs``, drawn at random, if there
+            are 50 rows or more. They are new to the fit, but not to a model that you have trained on them. 0: none.
 
     Raises:
         UserError: the model, the loader or a hyperparameter breaks a rule; the message has the rule, in one line.
@@ -86,22 +96,30 @@ def bayesianise(
     """
     chosen = start.method_of(method)
     start.check_needs(chosen, epochs, teacher)
+    if method == "kfac_laplace" and isinstance(model, nn.Module) and adapted(model):
+        config = {**_OF_ADAPTERS, **(config or {})}
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
     check(model, may_be_tied=last_alone)
     _check(train_loader, lr, chains, random_state, method)
+    require(0 <= held_out < 1, "held_out", "must be in [0, 1)", held_out)
     rng = Seed(random_state).fold("bayesianise")
     layout = None if teacher is None else teacher.about.layout
-    rows = read_rows(train_loader, "train_loader", rng=rng.fold("loader"), task=task, layout=layout)
+    pad, of_loader = pad_token(model), rng.fold("loader")
+    ends: dict[str, Any] = {"pad_token": pad, "sigmoid": type([*model.modules()][-1]) is nn.Sigmoid}
+    rows = read_rows(train_loader, "train_loader", rng=of_loader, task=task, layout=layout, **ends)
     start.check_task(chosen, rows.task)
     held = None
     if calibration_loader is not None:
-        at, layout = rng.fold("calibration"), rows.layout
-        held = read_rows(calibration_loader, "calibration_loader", rng=at, task=rows.task, layout=layout)
+        of_rows: dict[str, Any] = {"task": rows.task, "layout": rows.layout, "pad_token": pad}
+        held = read_rows(calibration_loader, "calibration_loader", rng=rng.fold("calibration"), **of_rows)
+    elif rows.task == "regression" and epochs is not None and len(rows) >= _FEWEST and held_out > 0:
+        rows, held = rows.split(held_out, rng.fold("held_out"))
     probe = torch.from_numpy(rows.examples.inputs[:_PROBED])
     with own_randomness(rng.fold("model")):
-        registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone)
+        of_classes = rows.task == "classification"
+        registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone, classes=of_classes)
         check_labels(rows, task, registered.head.out_features)
         norms = [layer for layer in registered.trunk.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
         fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
@@ -109,7 +127,7 @@ def bayesianise(
         require(fits, "train_loader", rule, rows.batch)
         transform = start.transform_of(rows) if teacher is None else teacher.transform
         if held is not None:
-            columns = registered.head.out_features if rows.task == "classification" else rows.examples.targets.shape[1]
+            columns = registered.head.out_features if of_classes else rows.examples.targets.shape[1]
             require_targets(held, "calibration_loader", columns)
         data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
         setting = ModelFit(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
@@ -117,13 +135,15 @@ def bayesianise(
         fit = _Fit(chosen, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
-    seen = [SEEN] if rows.task == "regression" and held is None else []
+    seen = []
+    if rows.task == "regression" and calibration_loader is None:
+        seen = [SEEN if held is None else HELD.format(len(held), len(held) + len(rows))]
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
-    about = About(
-        method, rows.task, digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes, shapes_of(model)
-    )
-    posterior = ModulePosterior(inner, transform, about, trunk, data.device)
+    facts = digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes
+    about = About(method, rows.task, *facts, shapes=shapes_of(model), sigmoid=trunk.sigmoid)
+    some = torch.from_numpy(rows.examples.inputs[:_COMPARED]).to(data.device)
+    posterior = ModulePosterior(inner, transform, about, trunk, data.device, some_rows=some)
     return posterior if held is None else posterior.recalibrated_on(held, rng.fold("calibration"))
 
 
@@ -236,14 +256,15 @@ def _notes(model: nn.Module, registered: Registered, last_alone: bool) -> list[s
     """Return notes on weights that stay as they are, and on a head that is fitted without a gradient."""
     trunk, buffers, notes = registered.trunk, dict(registered.trunk.module.named_buffers()), list[str]()
     frozen = [] if last_alone else [name for name, _ in model.named_parameters() if name in buffers]
-    if frozen:
+    if frozen and not adapted(trunk):
         notes.append(f"the weights {_few(frozen)} stay as they are: they need no gradient")
-    if not any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters()):
+    needs = any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters())
+    if registered.config.head_trained and not needs:
         rule = "is fitted although its weights need no gradient: every posterior is over the last layer"
         notes.append(f"{trunk.head} {rule}")
     weight = f"{trunk.head}.weight"
     shared = [one if two == weight else two for one, two in tied(model) if weight in (one, two)]
-    if shared:
+    if shared and registered.config.head_trained:
         notes.append(f"the posterior is over a copy of {weight}; {shared[0]}, which is the same weight, stays as it is")
     return notes
 

@@ -4,9 +4,8 @@ The head is the last linear layer: applied to the outputs of the model without i
 After the head, the model may apply an operation that commutes with a linear layer, such as selecting one token. Weights
 that the user has frozen (``requires_grad`` False) become buffers of the copy: no method moves or draws them.
 
-Tied weights (one weight under several names, as in T5) are refused if a method moves or draws the trunk's weights: a
-state has a tensor for each name. A frozen trunk may have tied weights, and a head that shares its weight with an
-embedding gets a copy of it.
+Tied weights (one weight under several names, as in T5) are refused if a method moves or draws them: a state has a
+tensor for each name. Frozen weights may be tied, and a head that shares its weight with an embedding gets a copy of it.
 
 A module cannot be written into a config. So the module is registered in this process, under a digest of the names and
 shapes of its weights, its settings, its frozen values and its code; a config names the digest.
@@ -30,7 +29,8 @@ from torch import Tensor, nn
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.base import close, cut, is_last, linear_layers
+from ..networks.base import close, cut, fix, is_last, linear_layers
+from .lora import adapted
 from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
 _TRIED: Final = 4  # linear layers, from the last call backwards, that are tried as the head
@@ -53,12 +53,15 @@ class ModuleConfig:
         dropout: whether training has the module's dropout; chains have none.
         head_bias: whether the module's head has a bias. Without one the head's bias is a constant, which is zero, or
             the shift of the targets: no method trains or draws it.
+        head_trained: whether methods train or draw the module's head. A frozen head of a module with adapters is a
+            constant.
     """
 
     name: Literal["module"]
     digest: str
     dropout: bool = True
     head_bias: bool = field(default=True, metadata=LATER)
+    head_trained: bool = field(default=True, metadata=LATER)
 
 
 @final
@@ -106,6 +109,7 @@ def register(
     head: str | None,
     *,
     frozen_trunk: bool = False,
+    classes: bool = False,
 ) -> Registered:
     """Register a model in this process; the model itself is not changed.
 
@@ -113,6 +117,7 @@ def register(
         probe: a few packed rows, on which the model is called for the checks.
         head: dotted name of the last linear layer. None searches for it.
         frozen_trunk: freeze all weights except the head's.
+        classes: whether the outputs are of classes. One output z, which ``nn.Sigmoid`` may follow, becomes two.
 
     Raises:
         UserError: the model cannot be copied, does not take the rows, gives no outputs [row, output], or does not end
@@ -121,13 +126,19 @@ def register(
     """
     copied = _copied(model, may_be_tied=frozen_trunk)
     with torch.no_grad():
+        sigmoid = _without_sigmoid(copied, layout.unpack(probe.cpu())) if classes else ""
         trunk, last = _cut(copied, layout, probe.cpu(), head)
+        trunk.sigmoid = sigmoid
+    if classes and last.out_features == 1:
+        last = two_classes(last)
     if not _runs_channels_last(trunk, probe.cpu()):
         trunk.order = PlainOrder()
     return _registered(trunk, last, frozen_trunk)
 
 
-def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool) -> Registered:
+def register_again(
+    model: nn.Module, layout: Layout, head: str, *, plain_order: bool, frozen_trunk: bool, classes: bool, sigmoid: str
+) -> Registered:
     """Register a model again in another process, with the facts of its first registration; the model is not called.
 
     Raises:
@@ -138,10 +149,43 @@ def register_again(model: nn.Module, layout: Layout, head: str, *, plain_order: 
         kind = type(dict(copied.named_modules()).get(head)).__name__
         raise UserError(f"model must have the linear layer {head}, got {kind}")
     layer = cut(copied, head)
+    if classes and layer.out_features == 1:
+        layer = two_classes(layer)
+    if sigmoid and isinstance(dict(copied.named_modules()).get(sigmoid), nn.Sigmoid):
+        copied.set_submodule(sigmoid, nn.Identity())
     trunk = ModuleTrunk(copied, layout, layer.in_features, head)
     if plain_order:
         trunk.order = PlainOrder()
     return _registered(trunk, layer, frozen_trunk)
+
+
+def two_classes(head: nn.Linear) -> nn.Linear:
+    """Return a head with the logits −z/2 and z/2 for a head with the one output z.
+
+    The softmax of both is the sigmoid of z. A prior N(0, I/τ) of the two rows is a prior N(0, 2I/τ) of their
+    difference, the weights of z, and of their sum, on which no output depends.
+    """
+    wide = nn.utils.skip_init(nn.Linear, head.in_features, 2, bias=head.bias is not None)
+    for name, weight in wide.named_parameters():
+        one = head.get_parameter(name)
+        weight.data.copy_(torch.cat([-one.detach() / 2, one.detach() / 2]))
+        weight.requires_grad_(one.requires_grad)
+    return wide
+
+
+def _without_sigmoid(model: nn.Module, inputs: Tensor | dict[str, Tensor]) -> str:
+    """Remove ``nn.Sigmoid`` after a model's one output, in place; return its name, or the empty text without one."""
+    names = [name for name, layer in model.named_modules() if name and type(layer) is nn.Sigmoid]
+    if not names:
+        return ""
+    before = logits(called(model, inputs))
+    for name in reversed(names):
+        layer = model.get_submodule(name)
+        model.set_submodule(name, nn.Identity())
+        if before[:1].numel() == 1 and close(logits(called(model, inputs)).sigmoid(), before):
+            return name
+        model.set_submodule(name, layer)
+    return ""
 
 
 def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:
@@ -153,16 +197,14 @@ def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:
 
 def _registered(trunk: ModuleTrunk, head: nn.Linear, frozen_trunk: bool) -> Registered:
     head = copy.deepcopy(head)  # the trunk may share the head's weight
-    for layer in trunk.module.modules():  # states omit weights that become buffers, and the digest includes them
-        for name, weight in list(layer.named_parameters(recurse=False)):
-            if frozen_trunk or not weight.requires_grad:
-                del layer._parameters[name]
-                layer.register_buffer(name, weight.detach(), persistent=False)
+    fix(trunk.module, every=frozen_trunk, stored=False)  # states omit them, and the digest includes them
     if "module" not in NETWORKS:
         register_network(ModuleConfig, module_trunk)
     digest = _digest(trunk, head)
     _known[digest, next(_numbers)] = trunk
-    return Registered(ModuleConfig("module", digest, head_bias=head.bias is not None), trunk, head)
+    trained = not adapted(trunk) or head.weight.requires_grad
+    config = ModuleConfig("module", digest, head_bias=head.bias is not None, head_trained=trained)
+    return Registered(config, trunk, head)
 
 
 def module_trunk(

@@ -17,19 +17,20 @@ from torch import Tensor, nn
 
 from .. import artifacts, recalibration
 from ..artifacts import State, under
-from ..config import read, to_mapping
+from ..config import LATER, read, to_mapping
 from ..data.examples import Task
 from ..data.transform import Transform
-from ..errors import ArtifactError, short
+from ..errors import ArtifactError, UserError, short
 from ..joint_predictive import DRAWS, Joint
 from ..posterior import Posterior, Predictor, joint
 from ..predictive import Predictive
 from ..recalibration import Recalibration
 from ..registry import posterior_of
 from ..seeds import Seed, own_settings
+from . import logged
 from . import rows as loaders
 from .module import register_again, trunk_of
-from .trunk import Layout, ModelInputs, check, plain, tied
+from .trunk import Layout, ModelInputs, check, pad_token, plain, tied
 
 _KIND: Final = "module"
 _STEM: Final = "posterior"
@@ -53,6 +54,7 @@ class About:
         config: the method's hyperparameters.
         notes: notes for the user, one line each.
         shapes: weight of the model -> its shape.
+        sigmoid: the name of the sigmoid after the model's one output, or the empty text.
     """
 
     method: str
@@ -64,6 +66,7 @@ class About:
     config: dict[str, Any]
     notes: tuple[str, ...] = ()
     shapes: dict[str, Any] = field(default_factory=dict)
+    sigmoid: str = field(default="", metadata=LATER)
 
 
 @final
@@ -88,11 +91,12 @@ class ModulePosterior:
         trunk: nn.Module,
         device: torch.device | str = "cpu",
         recalibrated: Recalibration | None = None,
+        some_rows: Tensor | None = None,
     ) -> None:
-        """Store the parts; ``trunk`` keeps the model registered in this process."""
+        """Store the parts; ``trunk`` keeps the model registered in this process, ``some_rows`` are for exports."""
         self.inner, self.transform, self.about, self.trunk = inner, transform, about, trunk
         self.device, self.recalibration = torch.device(device), recalibrated
-        self._units = Predictor(inner, transform)
+        self._units, self._some_rows = Predictor(inner, transform), some_rows
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -107,7 +111,11 @@ class ModulePosterior:
         Raises:
             DataError: the inputs' names, shapes or types differ from the loader's.
         """
-        predictive = self._transformed(self._rows(inputs), rng)
+        return self.of_rows(self._rows(inputs), rng)
+
+    def of_rows(self, rows: Tensor, rng: Seed) -> Predictive:
+        """Return :meth:`predict` for packed rows on the posterior's device."""
+        predictive = self._transformed(rows, rng)
         if self.recalibration is not None:
             predictive = self.recalibration.apply(predictive)
         return self._units.own_units(predictive)
@@ -152,7 +160,8 @@ class ModulePosterior:
                 class.
         """
         where = "the loader of recalibrated"
-        rows = loaders.read(loader, where, rng=rng, task=self.about.task, layout=self.about.layout)
+        about, pad = self.about, pad_token(self.trunk)
+        rows = loaders.read(loader, where, rng=rng, task=about.task, layout=about.layout, pad_token=pad)
         with torch.no_grad():
             one = torch.from_numpy(np.ascontiguousarray(rows.examples.inputs[:1]))
             outputs = self._transformed(one.to(self.device), rng).mean.shape[-1]  # classes, or target columns
@@ -163,7 +172,54 @@ class ModulePosterior:
     def recalibrated_on(self, rows: loaders.LoadedRows, rng: Seed) -> "ModulePosterior":
         """Return :meth:`recalibrated` for rows that have been read."""
         learnt = recalibration.fit(self._batches(rows, rng), rows.examples, self.transform)
-        return ModulePosterior(self.inner, self.transform, self.about, self.trunk, self.device, learnt)
+        parts = self.inner, self.transform, self.about, self.trunk, self.device
+        return ModulePosterior(*parts, learnt, self._some_rows)
+
+    @own_settings()
+    def export(self, path: Path | str, inputs: ModelInputs | None = None) -> float:
+        """Write the posterior as a program that needs neither this package nor the model's code.
+
+        The program takes the model's inputs, with any number of rows, and returns class probabilities [row, class], or
+        means and variances [row, output] in the targets' own units. It includes the recalibration. It is compared with
+        the posterior before it is written.
+
+        Args:
+            path: ``<name>.pt2``, for ``torch.export.load``, or ``<name>.onnx``, for onnxruntime.
+            inputs: three rows or more, to compare. None: some rows of the fit, which a loaded posterior does not have.
+                Sequences have the length of these rows.
+
+        Returns:
+            The largest difference from the posterior, relative to the largest output; at most 1e-5.
+
+        Raises:
+            UserError: the posterior draws when it predicts, or torch cannot trace it or the model; ONNX lacks an
+                operation.
+        """
+        return logged.write(self, Path(path), self._example(inputs))
+
+    @own_settings()
+    def log_model(self, name: str = "model", inputs: ModelInputs | None = None, **options: Any) -> Any:
+        """Log the program of :meth:`export` to MLflow as a pyfunc model, and return MLflow's description of it.
+
+        The model needs torch, pandas and MLflow. It takes an array, or named arrays, and returns a row with the columns
+        ``predicted`` and ``p_<class>``, or ``mean`` and ``sd``, for each row.
+
+        Args:
+            name: the model's name in the active run, or in a new one.
+            inputs: see :meth:`export`.
+            options: further arguments of ``mlflow.pyfunc.log_model``, such as ``registered_model_name``.
+
+        Raises:
+            UserError: MLflow is not installed, or see :meth:`export`.
+        """
+        return logged.log_model(self, name, self._example(inputs), options)
+
+    def _example(self, inputs: ModelInputs | None) -> Tensor | dict[str, Tensor]:
+        if inputs is None and self._some_rows is None:
+            raise UserError("a loaded posterior needs inputs: three rows or more, to compare the program with it")
+        rows = self._rows(inputs) if inputs is not None else self._some_rows
+        assert rows is not None
+        return self.about.layout.unpack(rows)
 
     def state(self) -> State:
         inner = self.inner.state()
@@ -216,8 +272,10 @@ class ModulePosterior:
         state = artifacts.load(Path(path), _KIND).state(_STEM)
         about, model = _about(state), plain(model)
         check(model, may_be_tied=True)
+        facts: dict[str, Any] = {"plain_order": about.plain_order, "sigmoid": about.sigmoid}
+        facts["classes"] = about.task == "classification"
         registered = [
-            register_again(model, about.layout, about.head, plain_order=about.plain_order, frozen_trunk=whole)
+            register_again(model, about.layout, about.head, frozen_trunk=whole, **facts)
             for whole in ((True,) if tied(model) else (False, True))
         ]
         if about.digest not in {each.config.digest for each in registered}:

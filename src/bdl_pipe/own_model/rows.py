@@ -3,17 +3,18 @@
 import contextlib
 import random
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ..data.examples import Examples, Task
 from ..errors import DataError, short
 from ..seeds import Seed, global_generator
-from .trunk import Layout, require_plain
+from .trunk import MASK, Layout, require_plain
 
 _ROUNDED: Final = 1e-3  # the largest error of rounding, as a share of the range of an input
 _SHOWN: Final = 3
@@ -39,9 +40,24 @@ class LoadedRows:
     def __len__(self) -> int:
         return len(self.examples)
 
+    def split(self, share: float, rng: Seed) -> "tuple[LoadedRows, LoadedRows]":
+        """Return the rows without a random ``share`` of them, and this share, each in their order."""
+        order = torch.randperm(len(self), generator=rng.generator()).numpy()
+        held = max(1, round(share * len(self)))
+        places = np.sort(order[held:]), np.sort(order[:held])
+        kept, other = (Examples(self.examples.inputs[at], self.examples.targets[at]) for at in places)
+        return replace(self, examples=kept, batch=min(self.batch, len(kept))), replace(self, examples=other)
+
 
 def read(
-    loader: object, where: str, *, rng: Seed, task: Task | None = None, layout: Layout | None = None
+    loader: object,
+    where: str,
+    *,
+    rng: Seed,
+    task: Task | None = None,
+    layout: Layout | None = None,
+    pad_token: int = 0,
+    sigmoid: bool = False,
 ) -> LoadedRows:
     """Read every batch of a loader.
 
@@ -50,7 +66,10 @@ def read(
         where: the loader's name in errors.
         rng: the address of the loader's own random numbers, such as an order of rows.
         task: the task of integer targets; None means ``classification``.
-        layout: the required layout of the inputs. None takes the layout of the first batch.
+        layout: the required layout of the inputs. None takes the layout of the first batch; if a later batch has an
+            attention mask of another length, sequences are padded to the longest, on the side where the loader pads.
+        sigmoid: whether the model ends in a sigmoid, so that real numbers 0 and 1 are labels without a ``task``, too.
+        pad_token: the ``input_ids`` in places that are padded, if the loader itself pads none.
 
     Raises:
         DataError: the loader is empty or yields other objects; inputs or targets differ from batch to batch; a number
@@ -58,12 +77,14 @@ def read(
     """
     if not isinstance(loader, Iterable) or isinstance(loader, Tensor | Mapping | str):
         raise DataError(f"{where} must be a loader of batches (inputs, targets), got {short(loader)}")
-    rows, targets, rounding = list[Tensor](), list[Tensor](), _Rounding()
+    rows, targets, rounding, given = list[Tensor](), list[Tensor](), _Rounding(), layout
     with own_randomness(rng):
         for number, batch in enumerate(loader):
             place = f"{where}, batch {number}"
             inputs, labels = _split(batch, place)
             layout = layout or Layout.of(inputs, place)
+            if given is None or given.padded:
+                layout = layout.with_lengths(inputs, place)
             packed = layout.pack(inputs, place).cpu()
             rounding.add(inputs)
             if not isinstance(labels, Tensor) or (not labels.is_nested and labels.ndim == 0):
@@ -80,8 +101,40 @@ def read(
     if len(kinds) > 1:
         shapes = sorted({str(list(shape)) for shape, _ in kinds})
         raise DataError(f"{where}: targets must be of one shape and type in all batches, got {', '.join(shapes)}")
-    values, kind = _targets(torch.cat(targets), where, task)
+    together = torch.cat(targets)
+    if (task == "classification" or (task is None and sigmoid)) and _are_labels(together):
+        together, task = together.flatten().long(), "classification"
+    values, kind = _targets(together, where, task)
+    if layout.padded:
+        rows = _of_one_length(rows, layout, pad_token)
     return LoadedRows(layout, Examples(torch.cat(rows).numpy(), values), kind, max(map(len, rows)))
+
+
+def _are_labels(targets: Tensor) -> bool:
+    """Return whether targets are one column of the real numbers 0 and 1, as a loss of one logit takes them."""
+    one = targets.ndim == 1 or (targets.ndim == 2 and targets.shape[1] == 1)
+    return one and targets.is_floating_point() and bool(((targets == 0) | (targets == 1)).all())
+
+
+def _of_one_length(rows: list[Tensor], layout: Layout, pad_token: int) -> list[Tensor]:
+    """Return batches of packed rows, each of its own length, with their sequences padded to the longest."""
+    batches = [named for some in rows if isinstance(named := layout.unpack(some), dict)]
+    masks = [named[MASK] == 0 for named in batches]
+    left = any(bool(mask[:, 0].any()) for mask in masks)
+    longest = max(mask.shape[1] for mask in masks)
+    fill = {"input_ids": float(pad_token)}
+    for name in (part.name for part in layout.parts if part.padded and len(part.shape) == 1):
+        seen = torch.cat([named[name][mask] for named, mask in zip(batches, masks, strict=True)])
+        if len(seen) and bool((seen == seen[0]).all()):
+            fill[name] = float(seen[0])
+    padded = []
+    for named in batches:
+        for part in layout.parts:
+            if part.padded and (missing := longest - named[part.name].shape[1]):
+                sides = [0, 0] * (len(part.shape) - 1) + ([missing, 0] if left else [0, missing])
+                named[part.name] = F.pad(named[part.name], sides, value=fill.get(part.name, 0.0))
+        padded.append(layout.packed(named))
+    return padded
 
 
 def require_targets(rows: LoadedRows, where: str, outputs: int) -> None:
@@ -123,7 +176,7 @@ def check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
     labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
     if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:
         shown = ", ".join(f"{value:g}.0" for value in np.unique(targets)[:_SHOWN])
-        more = "y.long() and a model with an output for each class" if outputs == 1 else "y.long()"
+        more = "y.long()[:, 0]" if outputs == 1 else "y.long()"
         raise DataError(
             f"train_loader: the targets look like class labels stored as floats ({shown}): {cure}pass {more}"
         )

@@ -1,12 +1,13 @@
 """A user's model without its head, as a trunk of the library; the layout of its inputs; checks and calls of the model.
 
-The inputs are one tensor, or a dictionary of tensors, side by side in float32. Whole numbers are exact in float32 below
-2²⁴; larger ones are refused. A row has the shape (1, 1, width) and not (width,): the library would take (width,) for a
-row of a table, and fits networks on small tables together by ``torch.func.vmap``, which not every model supports.
+The inputs are one tensor, or a dictionary of tensors, side by side in float32. Sequences beside an ``attention_mask``
+may have another length in each batch; the length follows from the width of the rows. Whole numbers are exact in float32
+below 2²⁴; larger ones are refused. A row has the shape (1, 1, width) and not (width,): the library would take (width,)
+for a row of a table, and fits networks on small tables together by ``torch.func.vmap``, which not every model supports.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Any, Final, final
 
@@ -15,12 +16,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from ..config import LATER
 from ..errors import DataError, UserError, require, short
 
 ModelInputs = Tensor | Mapping[str, Tensor]
 _EXACT: Final = 2**24
 _ONE: Final = "inputs"  # the name of an unnamed input tensor in errors
 _FLOAT: Final = "float"
+MASK: Final = "attention_mask"  # [row, place], 0 where a sequence is padded
 AT_ONCE: Final = 128  # rows per pass in evaluation
 _TAKES_TIES: Final = "kfac_laplace over the last layer without epochs"  # it changes and draws a copy of the head
 
@@ -33,17 +36,21 @@ class Part:
         name: its key in the dictionary; empty if the inputs are this tensor.
         shape: the shape of one row.
         dtype: ``float``, or the name of torch's type of whole numbers (``int64``, ``bool``).
+        padded: whether the first number of ``shape`` is a length, the largest of the fit, which may differ elsewhere.
     """
 
     name: str
     shape: tuple[int, ...]
     dtype: str
+    padded: bool = field(default=False, metadata=LATER)
 
     def check(self, values: Tensor, where: str) -> None:
         """Raise DataError unless ``values`` [row, ...] is a batch of this part."""
         name = self.name or _ONE
-        if tuple(values.shape[1:]) != self.shape:
-            rule = f"{name} must have the shape {list(self.shape)} in every row (pad to one length)"
+        shape = tuple(values.shape[1:])
+        if (shape[1:] != self.shape[1:] or len(shape) != len(self.shape)) if self.padded else shape != self.shape:
+            cure = f"pad to one length, or give {MASK} beside the sequences"
+            rule = f"{name} must have the shape {list(self.shape)} in every row ({cure})"
             raise DataError(f"{where}: {rule}, got {list(values.shape[1:])}")
         if (_kind(values) == _FLOAT) != (self.dtype == _FLOAT):
             raise DataError(f"{where}: {name} must be of the type {self.dtype}, got {_kind(values)}")
@@ -69,6 +76,25 @@ class Layout:
         return cls(tuple(Part(n, tuple(v.shape[1:]), _kind(v)) for n, v in sorted(_named(inputs, where).items())))
 
     @property
+    def padded(self) -> bool:
+        """Return whether sequences may have another length in each batch."""
+        return any(part.padded for part in self.parts)
+
+    def with_lengths(self, inputs: object, where: str) -> "Layout":
+        """Return the layout with the lengths of a further batch, if that has a mask of another length."""
+        named, own = _named(inputs, where), {part.name: part.shape for part in self.parts}
+        before, length, parts = tuple[int, ...](), 0, list[Part]()
+        if not self.padded and MASK in named and len(own.get(MASK, ())) == 1 and named[MASK].ndim == 2:
+            before, length = own[MASK], named[MASK].shape[1]
+        for part in self.parts:
+            other = tuple(named[part.name].shape[1:]) if part.name in named else ()
+            starts = before and before != (length,) and part.shape[:1] == before and other[:1] == (length,)
+            if (part.padded or starts) and other[1:] == part.shape[1:] and other:
+                part = replace(part, shape=(max(part.shape[0], other[0]), *part.shape[1:]), padded=True)
+            parts.append(part)
+        return Layout(tuple(parts))
+
+    @property
     def width(self) -> int:
         """Return the number of values in a row."""
         return sum(prod(part.shape) for part in self.parts)
@@ -91,20 +117,30 @@ class Layout:
             raise DataError(f"{where}: inputs must be {_listed(names)}, got {_listed(sorted(named))}")
         for part in self.parts:
             part.check(named[part.name], where)
-        pairs = [(named[part.name], prod(part.shape)) for part in self.parts]
-        flat = [values.reshape(len(values), size).to(torch.float32) for values, size in pairs]
-        if len({len(values) for values in flat}) > 1:
-            counts = [len(values) for values in flat]
+        counts = [len(named[name]) for name in names]
+        if len(set(counts)) > 1:
             raise DataError(f"{where}: {_listed(names)} must have equally many rows, got {counts}")
-        return torch.cat(flat, dim=1)[:, None, None]
+        lengths = {part.name: named[part.name].shape[1] for part in self.parts if part.padded}
+        if len(set(lengths.values())) > 1:
+            raise DataError(f"{where}: {_listed(list(lengths))} must have one length, got {list(lengths.values())}")
+        return self.packed(named)
+
+    def packed(self, named: Mapping[str, Tensor]) -> Float[Tensor, "row 1 1 width"]:
+        """Return :meth:`pack` of named tensors that fit, without a check, which a program cannot have."""
+        values = [named[part.name].to(torch.float32) for part in self.parts]
+        return torch.cat([each.flatten(1) if each.ndim > 1 else each[:, None] for each in values], dim=1)[:, None, None]
 
     def unpack(self, rows: Float[Tensor, "row 1 1 width"]) -> Tensor | dict[str, Tensor]:
         """Return rows as the model takes them: whole numbers in their own type, other numbers in the rows' type."""
-        pieces = rows.flatten(1).split([prod(part.shape) for part in self.parts], dim=1)
+        fixed = sum(prod(part.shape) for part in self.parts if not part.padded)
+        of_place = sum(prod(part.shape[1:]) for part in self.parts if part.padded)
+        length = (rows.shape[-1] - fixed) // of_place if of_place else 0
+        shapes = [(length, *part.shape[1:]) if part.padded else part.shape for part in self.parts]
+        pieces = rows.flatten(1).split([prod(shape) for shape in shapes], dim=1)
         named = {}
-        for part, values in zip(self.parts, pieces, strict=True):
+        for part, shape, values in zip(self.parts, shapes, pieces, strict=True):
             dtype = rows.dtype if part.dtype == _FLOAT else getattr(torch, part.dtype)
-            named[part.name] = values.reshape(len(rows), *part.shape).to(dtype)
+            named[part.name] = values.reshape(rows.shape[0], *shape).to(dtype)
         return named[""] if list(named) == [""] else named
 
 
@@ -173,19 +209,21 @@ class ModuleTrunk(nn.Module):
         width: the number of features.
         head: the head's name.
         order: a marker of the filters' memory order.
+        sigmoid: the name of the sigmoid that was removed after the head, or the empty text.
     """
 
     def __init__(self, module: nn.Module, layout: Layout, width: int, head: str) -> None:
         super().__init__()
         self.module, self.layout, self.width, self.head = module, layout, width, head
         self.order: nn.Module = nn.Identity()
-        self._dropout = True
+        self._dropout, self.sigmoid = True, ""
 
     def forward(self, rows: Float[Tensor, "row 1 1 width"]) -> Float[Tensor, "row feature"]:
         """Return the features. In evaluation without gradients, many rows are computed in parts, to save memory."""
-        if self.training or torch.is_grad_enabled() or len(rows) <= AT_ONCE:
+        if self.training or torch.is_grad_enabled():
             return self._features(rows)
-        return torch.cat([self._features(part) for part in rows.split(AT_ONCE)])
+        parts = [self._features(part) for part in rows.split(AT_ONCE)]  # a program's batch of unknown size is one part
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _features(self, rows: Tensor) -> Tensor:
         return logits(called(self.module, self.layout.unpack(rows)))
@@ -222,7 +260,7 @@ def check(model: object, *, may_be_tied: bool) -> None:
     require(nowhere is None, "model", "must have values in its weights (load them first)", f"{nowhere} on device meta")
     lazy = next((name for name, weight in [*model.named_parameters(), *model.named_buffers()] if is_lazy(weight)), None)
     require(lazy is None, "model", "must have shapes of its weights (call it once on a batch first)", lazy)
-    pairs = [] if may_be_tied else tied(model)
+    pairs = [] if may_be_tied else tied(model, trained=True)
     rule = f"must have one name for each weight, except with {_TAKES_TIES}"
     require(not pairs, "model", rule, " and ".join(pairs[0]) + ", which are the same weight" if pairs else None)
 
@@ -232,11 +270,18 @@ def plain(model: nn.Module) -> nn.Module:
     return getattr(model, "_orig_mod", model) if isinstance(model, nn.Module) else model
 
 
-def tied(model: nn.Module) -> list[tuple[str, str]]:
-    """Return (first name, further name) for each further name of a weight."""
+def pad_token(model: nn.Module) -> int:
+    """Return the token by which a model of transformers knows padding; 0 for all others."""
+    configs = [getattr(layer, "config", None) for layer in model.modules()]
+    tokens = [getattr(config, "pad_token_id", None) for config in configs]
+    return next((token for token in tokens if isinstance(token, int)), 0)
+
+
+def tied(model: nn.Module, *, trained: bool = False) -> list[tuple[str, str]]:
+    """Return (first name, further name) for each further name of a weight, or of a weight that needs a gradient."""
     names: dict[int, str] = {}
-    every = [(names.setdefault(id(w), name), name) for name, w in model.named_parameters(remove_duplicate=False)]
-    return [(first, name) for first, name in every if first != name]
+    every = [(names.setdefault(id(w), name), name, w) for name, w in model.named_parameters(remove_duplicate=False)]
+    return [(first, name) for first, name, w in every if first != name and (w.requires_grad or not trained)]
 
 
 def called(model: nn.Module, inputs: Tensor | Mapping[str, Tensor]) -> Any:

@@ -68,12 +68,10 @@ class Snapshots:
     Attributes:
         spec: the network's spec.
         network: the network, on the data's device; its weights are not defined.
-        flat: the snapshots on the CPU, in their stored type [epoch, weight].
+        count: the number of snapshots.
         last: every entry of the last snapshot's ``state_dict``.
         moments: the mean and population variance of the iterates, in float64 [weight]. None: they were not kept.
     """
-
-    flat: Float[Tensor, "epoch weight"]
 
     def __init__(
         self, trajectory: State, data: FitData, config: BatchNormConfig, rng: Seed, refresh: bool = True
@@ -88,14 +86,18 @@ class Snapshots:
         self.spec = read(NetworkSpec, trajectory.config["spec"], "spec")
         self._device = torch.device(data.device)
         self.network = self.spec.build(Seed(0)).to(self._device)
-        stored, kept = snapshots.trained(trajectory), snapshots.moments(trajectory)
+        self._stored, kept = snapshots.trained(trajectory), snapshots.moments(trajectory)
         self._names = [name for name, _ in self.network.named_parameters()]
-        self.flat = torch.cat([stored[name].reshape(len(stored[name]), -1) for name in self._names], dim=1)
-        self.last = {name: past[-1] for name, past in stored.items()}
+        self.last = {name: past[-1] for name, past in self._stored.items()}
+        self.count = len(next(iter(self._stored.values())))
         self.moments = None if kept is None else (self._point(kept[0]), self._point(kept[1]))
         refresh = refresh and has_batch_norm(self.network)
         self._rows = data.drawn(config.batch_norm_rows, rng.fold("rows"))[0] if refresh else None
         self._batch = config.batch_norm_batch
+
+    def flat(self) -> Float[Tensor, "snapshot weight"]:
+        """Return all snapshots on the CPU, in their stored type: a copy, which may be large."""
+        return torch.cat([self._stored[name].reshape(self.count, -1) for name in self._names], dim=1)
 
     def named(self, point: Float[Tensor, "*draw weight"]) -> dict[str, Tensor]:
         """Return the parameters at a point by name, in their stored shapes and types; differentiable."""
@@ -127,25 +129,29 @@ class Snapshots:
         Args:
             draw: draw numbers -> the drawn weights by name, stacked [draw, ...], of any floating type.
         """
-        at_once = 1 if self._rows is not None else max(1, _ELEMENTS // self.flat.shape[1])
-        saved = report.load()
-        drawn = dict(saved.tensors) if saved is not None else {}
-        blocks, done = ([drawn], len(next(iter(drawn.values())))) if drawn else ([], 0)
+        weights_of_one = sum(self.last[name].numel() for name in self._names)
+        at_once = 1 if self._rows is not None else max(1, _ELEMENTS // weights_of_one)
+        saved, drawn, done = report.load(), dict[str, Tensor](), 0
+        if saved is not None:
+            done = len(next(iter(saved.tensors.values())))
+            drawn = {name: _filled(value, count) for name, value in saved.tensors.items()}
         while done < count:
             numbers = range(done, min(done + at_once, count))
             weights = dict(draw(numbers))
             if self._rows is not None:
-                blocks.append(stack([self.state_with(one) for one in unstack(weights)]))
+                block = stack([self.state_with(one) for one in unstack(weights)])
             else:
-                blocks.append({name: value.to(self.last[name]) for name, value in weights.items()})
+                block = {name: value.to(self.last[name]) for name, value in weights.items()}
+            drawn = drawn or {name: _filled(value[:0], count) for name, value in block.items()}
+            for name, value in block.items():
+                drawn[name][done : numbers.stop] = value
             done = numbers.stop
             for number in numbers:
                 report(number + 1, count)
             if report.due():
-                report.save(State(_joined(blocks)))
-        weights = _joined(blocks)
-        same = {name: value.expand(count, *value.shape) for name, value in self.last.items() if name not in weights}
-        every = {name: (same | weights)[name] for name in self.network.state_dict()}
+                report.save(State({name: value[:done] for name, value in drawn.items()}))
+        same = {name: value.expand(count, *value.shape) for name, value in self.last.items() if name not in drawn}
+        every = {name: (same | drawn)[name] for name in self.network.state_dict()}
         at_hand = self.network if self._device.type == "cpu" else None
         return NetworkDraws(self.spec, every, at_hand)
 
@@ -153,8 +159,11 @@ class Snapshots:
         return torch.cat([named[name].flatten() for name in self._names])
 
 
-def _joined(blocks: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.cat([block[name] for block in blocks]) for name in blocks[0]}
+def _filled(first: Tensor, count: int) -> Tensor:
+    """Return room for ``count`` draws, [draw, ...], which begins with the ``first`` ones."""
+    room = first.new_empty(count, *first.shape[1:])
+    room[: len(first)] = first
+    return room
 
 
 @torch.no_grad()

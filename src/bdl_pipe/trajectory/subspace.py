@@ -116,10 +116,10 @@ class Target:
         """
         (trajectory,) = inputs["trajectory"]
         self._snapshots = Snapshots(trajectory, data, config, rng)
-        most = len(self._snapshots.flat) - 1
+        most = self._snapshots.count - 1
         key, rule = f"methods.{method}.dimension", f"must be <= the trajectory's snapshots less one ({most})"
         require(config.dimension <= most, key, rule, config.dimension)
-        self.plane = principal(self._snapshots.flat, config.dimension)
+        self.plane = principal(self._snapshots.flat(), config.dimension)
         self._order = fastest_order(self._snapshots.network)
         rows, self._targets = data.drawn(config.rows, rng.fold("likelihood"))
         # a copy even with one channel, where both orders are equal in memory: convolutions choose by strides

@@ -41,11 +41,11 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
     rows = Seed(rng.root).fold("swa")  # the root seed alone: the same rows for all members
     snapshots = Snapshots(trajectory, data, config, rows)
     enough, rule = (
-        snapshots.moments is not None or len(snapshots.flat) > 1,
+        snapshots.moments is not None or snapshots.count > 1,
         "must be at least 2 for swa without moments",
     )
-    require(enough, "methods.sgd.snapshots", rule, len(snapshots.flat))
-    mean = snapshots.flat.double().mean(0) if snapshots.moments is None else snapshots.moments[0]
+    require(enough, "methods.sgd.snapshots", rule, snapshots.count)
+    mean = snapshots.flat().double().mean(0) if snapshots.moments is None else snapshots.moments[0]
     network = snapshots.state_at(mean)
     report(1, 1)
     return NetworkDraws.of(snapshots.spec, [network]).state()

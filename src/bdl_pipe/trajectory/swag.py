@@ -38,6 +38,7 @@ from .sgd import default_iterates
 from .snapshots import BATCH_NORM, FLOATS, BatchNormConfig, FloatName, Snapshots, batch_norm
 
 _PHASE: Final = "trajectory-"  # first part of the name of a trajectory's phase
+_AT_ONCE: Final = 2**16  # weights whose moments are computed at once; a part's sums have the whole's bits
 _EARLIER: Final = "earlier."  # prefix, in a checkpoint, of the draws from the trajectories before
 
 
@@ -92,10 +93,17 @@ class Moments:
 
 def moments(past: Float[Tensor, "epoch weight"], rank: int) -> Moments:
     """Return the mean, the standard deviations and the last ``rank`` deviations of snapshots of any floating type."""
-    centred = past.to(torch.float64, copy=True)
-    mean = centred.mean(0)
-    centred -= mean
-    return Moments(mean, centred.square().mean(0).sqrt(), centred[len(centred) - rank :])
+    count, weights = past.shape
+    mean, sd = past.new_empty(2, weights, dtype=torch.float64)
+    columns = past.new_empty(rank, weights, dtype=torch.float64)
+    for start in range(0, weights, _AT_ONCE):  # float64 copies of all snapshots would be twice as large as these are
+        part = slice(start, start + _AT_ONCE)
+        centred = past[:, part].to(torch.float64, copy=True)
+        mean[part] = centred.mean(0)
+        centred -= mean[part]
+        columns[:, part] = centred[count - rank :]
+        sd[part] = centred.square_().mean(0).sqrt_()
+    return Moments(mean, sd, columns)
 
 
 @torch.no_grad()
@@ -127,18 +135,21 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *,
     """Return draws from the Gaussian of one trajectory: of its running moments, if any, and its last snapshots."""
     snapshots = Snapshots(trajectory, data, config, rng)
     dtype = FLOATS[config.dtype]
-    past, iterates, rank = snapshots.flat, snapshots.moments, config.rank
-    enough = len(past) > 1 or iterates is not None
-    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", len(past))
-    require(rank <= len(past), f"methods.{method}.rank", f"must be <= the snapshots ({len(past)})", rank)
+    iterates, rank, count = snapshots.moments, config.rank, snapshots.count
+    enough = count > 1 or iterates is not None
+    require(enough, "methods.sgd.snapshots", f"must be at least 2 for {method} without moments", count)
+    require(rank <= count, f"methods.{method}.rank", f"must be <= the snapshots ({count})", rank)
+    past = snapshots.flat()
     if iterates is None:
         gaussian = moments(past, rank).to(dtype)
     else:
         mean, variance = iterates
-        gaussian = Moments(mean, variance.sqrt(), past[len(past) - rank :].double() - mean).to(dtype)
+        gaussian = Moments(mean, variance.sqrt(), past[count - rank :].double() - mean).to(dtype)
+    stored = past.dtype
+    del past  # as large as all draws
 
     def draw(numbers: range) -> dict[str, Tensor]:
-        points = torch.empty(len(numbers), len(gaussian.mean), dtype=snapshots.flat.dtype)
+        points = torch.empty(len(numbers), len(gaussian.mean), dtype=stored)
         for point, number in zip(points, numbers, strict=True):
             generator = rng.fold("draw", number).generator()
             z1 = torch.randn(len(gaussian.mean), generator=generator, dtype=dtype)

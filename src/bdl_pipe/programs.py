@@ -20,14 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from bdl_pipe.errors import UserError, brief, without_warnings
-from bdl_pipe.posterior import Predictor
-from bdl_pipe.predictive import Categorical
-from bdl_pipe.seeds import Seed
+from .errors import UserError, brief, without_warnings
+from .posterior import Predictor
+from .predictive import Categorical
+from .seeds import Seed
 
 CLOSE: Final = 1e-5  # the largest allowed difference between program and posterior, relative to the largest output
 _SPLITS: Final = (Tensor.split, torch.split)
-_ANY_BATCH: Final = ({0: torch.export.Dim("batch", min=1)},)
+_BATCH: Final = {0: torch.export.Dim("batch", min=1)}
+_FIXED: Final = "specialized it to be a constant"
 _TRIANGULAR: Final = torch.ops.aten.linalg_solve_triangular.default
 
 
@@ -48,6 +49,9 @@ class Answers(nn.Module):
         return ((transformed if learnt is None else learnt.apply(transformed)).mean,)
 
 
+Inputs = Tensor | dict[str, Tensor]  # a program's one argument
+
+
 @dataclass(frozen=True)
 class Program:
     """A traced posterior.
@@ -55,14 +59,14 @@ class Program:
     Attributes:
         traced: the program, for ``torch.export.save``.
         outputs: the names of the outputs.
-        rows: the raw rows of the comparison.
-        meant: the posterior's outputs for these rows.
+        rows: the inputs of the comparison: raw rows, or named tensors [row, ...].
+        meant: the posterior's outputs for these inputs.
         error: the largest difference from these outputs, relative to the largest output.
     """
 
     traced: torch.export.ExportedProgram
     outputs: tuple[str, ...]
-    rows: Tensor
+    rows: Inputs
     meant: tuple[Tensor, ...]
     error: float
 
@@ -76,37 +80,66 @@ def trace(fitted: Predictor, rows: Tensor, *, rng: Seed) -> Program:
         rng: the address of the posterior's predictions.
 
     Raises:
-        UserError: the posterior's predictions draw random numbers, its code cannot be traced, or the program's outputs
-            differ from the posterior's.
+        UserError: see :func:`traced`.
     """
-    answers = Answers(fitted, rng).eval()
+    return traced(Answers(fitted, rng), Answers(fitted, rng.fold("other")), rows)
+
+
+def traced(answers: nn.Module, others: nn.Module, inputs: Inputs) -> Program:
+    """Trace a module that answers as :class:`Answers` does, and compare the program with it.
+
+    Args:
+        others: the same with another address of its random numbers.
+        inputs: at least three rows; the program takes any number of them.
+
+    Raises:
+        UserError: the answers are drawn, their code cannot be traced, or the program's outputs differ from the answers.
+    """
     with torch.no_grad():
-        meant, others = answers(rows), Answers(fitted, rng.fold("other")).eval()(rows)
-    if not all(torch.equal(one, other) for one, other in zip(meant, others, strict=True)):
+        meant, drawn = answers.eval()(inputs), others.eval()(inputs)
+    if not all(torch.equal(one, other) for one, other in zip(meant, drawn, strict=True)):
         raise UserError("the posterior draws when it predicts; distil it with dark_knowledge and export the student")
+    example = _each(inputs, lambda values: values[:3])
     try:
         with _quiet(), _WholeBatches(), torch.no_grad():
-            traced = torch.export.export(answers, (rows[:3],), dynamic_shapes=_ANY_BATCH, strict=False)
+            program = torch.export.export(answers, (example,), dynamic_shapes=_any_batch(example), strict=False)
     except Exception as error:  # torch.export raises a dozen kinds
-        kind = type(error).__name__
-        raise UserError(f"the posterior's code cannot be traced by torch.export: {kind}: {brief(error)}") from None
+        fixed = _FIXED in str(error)
+        why = "it fixes the number of rows: write x.shape[0] for len(x)" if fixed else brief(error)
+        rule = "the posterior's code cannot be traced by torch.export"
+        raise UserError(f"{rule}: {type(error).__name__}: {why}") from None
     names = ("probabilities",) if len(meant) == 1 else ("mean", "variance")
-    return Program(traced, names, rows, meant, difference(traced.module(), rows, meant))
+    return Program(program, names, inputs, meant, difference(program.module(), inputs, meant))
 
 
-def difference(program: Callable[[Tensor], Any], rows: Tensor, meant: tuple[Tensor, ...]) -> float:
+def difference(program: Callable[[Inputs], Any], inputs: Inputs, meant: tuple[Tensor, ...]) -> float:
     """Return the largest difference of a program's outputs from ``meant``, relative to the largest output.
 
     Raises:
         UserError: the difference is above :data:`CLOSE`.
     """
     with torch.no_grad():
-        answers = program(rows)
+        answers = program(inputs)
     pairs = list(zip(answers, meant, strict=True))
     worst = max(float((one.double() - other.double()).abs().max() / other.abs().max()) for one, other in pairs)
     if not worst <= CLOSE:
         raise UserError(f"the program must equal the posterior to {CLOSE:g} of the largest answer, got {worst:.2g}")
     return worst
+
+
+def _each(inputs: Inputs, of: Callable[[Tensor], Any]) -> Any:
+    """Return the result of a function for a tensor, or for each of the named tensors."""
+    return of(inputs) if isinstance(inputs, Tensor) else {name: of(values) for name, values in inputs.items()}
+
+
+def _any_batch(inputs: Inputs) -> tuple[Any]:
+    return (_each(inputs, lambda _: _BATCH),)
+
+
+def write(program: Program, path: Path) -> None:
+    """Write the program for ``torch.export.load``."""
+    with _quiet():
+        torch.export.save(program.traced, path)
 
 
 def write_onnx(program: Program, path: Path) -> float:
@@ -127,19 +160,26 @@ def write_onnx(program: Program, path: Path) -> float:
         with _quiet():
             model = torch.onnx.export(
                 _without_triangles(program.traced),
-                input_names=["rows"],
+                input_names=["rows"] if isinstance(program.rows, Tensor) else list(program.rows),
                 output_names=list(program.outputs),
                 dynamo=True,
                 verbose=False,
             )
         assert model is not None
+        graph = model.model.graph
+        for value in (value for node in graph for value in node.outputs):  # torch names a step, too, by its operation
+            if value.name in program.outputs and value not in graph.outputs:
+                value.name = f"{value.name}_within"
         model.save(str(path))
     except Exception as error:  # torch.onnx's exceptions are private
         raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
     session = onnxruntime.InferenceSession(str(path))
-    return difference(
-        lambda rows: map(torch.from_numpy, session.run(None, {"rows": rows.numpy()})), program.rows, program.meant
-    )
+
+    def run(inputs: Inputs) -> Any:
+        named = {"rows": inputs} if isinstance(inputs, Tensor) else inputs
+        return map(torch.from_numpy, session.run(None, {name: values.numpy() for name, values in named.items()}))
+
+    return difference(run, program.rows, program.meant)
 
 
 @final
@@ -179,7 +219,8 @@ def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.Exp
     module.recompile()
     assert traced.example_inputs is not None
     with torch.no_grad():
-        return torch.export.export(module, traced.example_inputs[0], dynamic_shapes=_ANY_BATCH, strict=False)
+        (example,) = traced.example_inputs[0]
+        return torch.export.export(module, (example,), dynamic_shapes=_any_batch(example), strict=False)
 
 
 def _constant(node: torch.fx.Node) -> bool:
