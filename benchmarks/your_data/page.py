@@ -77,8 +77,8 @@ def page(frame: pd.DataFrame, runs: Sequence[dict[str, Any]], more: Mapping[str,
 
 _FORMER: Final = (
     "These fits are of the commits under [the runs](#the-runs), before `stacked`, and before quantile bins and a "
-    "Student t became the defaults of `tabm`, `ensemble` and `deterministic` for regression on 1,000 to 10,000 training rows: "
-    "there, the rows of these three do not describe what `add` writes now. What it writes now is judged "
+    "Student t became the defaults of `tabm`, `ensemble` and `deterministic` for regression on 1,000 to 10,000 "
+    "training rows: there, the rows of these three do not describe what `add` writes now. What it writes now is judged "
     "[below](#rivals-that-other-packages-fit)."
 )
 _METHODS: Final = (

@@ -6,8 +6,8 @@ from functools import partial
 from typing import Final
 
 from bdl_pipe import figures
-from bdl_pipe.metrics.pit import band
-from bdl_report import columns, tables
+from bdl_pipe.drawing import Mark
+from bdl_report import columns, plots, tables
 from bdl_report.choice import choose
 from bdl_report.columns import Column
 from bdl_report.tables import RunInfo, Table
@@ -67,13 +67,12 @@ def _of_dataset(table: Table, dataset: str, part: Table) -> Comparison:
 
 
 def _drawn(table: Table, run: RunInfo) -> dict[str, str]:
-    """Draw a run's reliability diagram or, for regression, its histogram of F(y)."""
-    drawn, name, mark = dict[str, str](), table.names[run.key], table.marks[run.key]
-    if (bins := table.drawn["calibration"].get(run.key)) is not None:
-        drawn["reliability.svg"] = figures.reliability(bins, name, mark).svg("reliability")
-    if (count := table.drawn["pit"].get(run.key)) is not None:
-        low, high = band(int(count.sum()), len(count))
-        drawn["intervals.svg"] = figures.pit(count, low, high, name, mark).svg("intervals")
+    """Draw a run's reliability diagram or, for regression, the coverage of its central intervals by level."""
+    drawn = dict[str, str]()
+    axes = {"reliability": ("confidence", "accuracy"), "intervals": ("level", "coverage")}
+    for (name, labels), points in zip(axes.items(), (plots.reliability, plots.intervals), strict=True):
+        if line := list(points(table, run.key)):
+            drawn[f"{name}.svg"] = figures.calibration({table.names[run.key]: line}, [Mark()], *labels).svg(name)
     return drawn
 
 
