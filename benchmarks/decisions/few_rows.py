@@ -60,9 +60,10 @@ def main() -> None:
     lines = [
         "# VBLL fitted to few rows",
         "",
-        f"`benchmarks/decisions/few_rows.py`, {date.today()}, one core of {platform.machine()}: "
-        f"random points of a function; {POINTS} other points, {SEEDS} seeds. The root mean square error in standard "
-        "deviations of the function, and the root mean square of z, the error in standard deviations of the posterior.",
+        f"`benchmarks/decisions/few_rows.py`, {date.today()}, one core of "
+        f"{platform.processor() or platform.machine()}: random points of a function; {POINTS} other points, {SEEDS} "
+        "seeds. The root mean square error in standard deviations of the function, and the root mean square of z, the "
+        "error in standard deviations of the posterior.",
         "",
         f"| settings | {' | '.join(f'{function}, {rows} points' for function, rows in CELLS)} | seconds a fit |",
         f"|---|{'---|' * len(CELLS)}---:|",
