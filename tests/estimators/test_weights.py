@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sklearn.ensemble import BaggingRegressor
 from sklearn.utils.validation import has_fit_parameter
 
 from bdl_pipe import METHODS, BayesianRegressor, read_config
@@ -84,4 +83,3 @@ def test_rows_of_weight_zero_are_left_out_and_only_methods_that_weigh_rows_have_
     np.testing.assert_allclose(weighted.predict(X), kept.predict(X), rtol=1e-12)
     assert has_fit_parameter(BayesianRegressor("linear"), "sample_weight")
     assert not has_fit_parameter(BayesianRegressor("gp"), "sample_weight")
-    BaggingRegressor(BayesianRegressor("gp", override={"steps": 2}), 1).fit(X, y, sample_weight=weights)  # draws rows

@@ -58,7 +58,7 @@ def online(task: Task) -> Callable[["BayesianEstimator"], bool]:
 def weighing(fit: F) -> F:
     """Give ``fit`` of an estimator the parameter ``sample_weight`` only if the estimator's method weighs rows.
 
-    scikit-learn's tools read the signature: bagging, for example, draws rows where an estimator does not weigh them.
+    scikit-learn's tools, such as bagging, read the signature to know whether an estimator weighs rows.
     """
     return cast(F, _FitOfMethod(fit))
 
