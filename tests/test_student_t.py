@@ -16,7 +16,7 @@ from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.transform import Transform
 from bdl_pipe.derived_predictive import Exponential, Mixture
-from bdl_pipe.estimators.targets import sample
+from bdl_pipe.distribution import sample
 from bdl_pipe.metrics.regression import crps
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec, Predictor
 from bdl_pipe.predictive import Gaussian

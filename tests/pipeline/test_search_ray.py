@@ -134,7 +134,7 @@ def test_a_search_stopped_by_sigterm_resumes_and_gets_the_same_scores(toy, trial
     (toy / "hold").unlink()
     with pytest.raises(UserError, match="holds an unfinished search; continue with --resume"):
         search()
-    with pytest.raises(UserError, match="params, data, grid, code, --samples or --scheduler differ"):
+    with pytest.raises(UserError, match="params, data, grid, code, --samples or another option differ"):
         search(samples=4, resume=True)
     before = starts(toy)
     assert before == [(tune_cases.IN_FORCE, 0, 0)]
