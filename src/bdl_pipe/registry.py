@@ -193,7 +193,7 @@ def stored_address(path: Path, split: int = 0, seed: int = 0) -> "Seed":
     return prediction_address(about["seed"], about["run"], split, seed)
 
 
-def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu") -> "Predictor":
+def load_predictor(path: Path | str, split: int = 0, seed: int = 0, device: str = "cpu") -> "Predictor":
     """Load the fitted posterior of a student artifact, which predicts raw inputs in the targets' original units.
 
     Raises:
@@ -205,6 +205,7 @@ def load_predictor(path: Path, split: int = 0, seed: int = 0, device: str = "cpu
     from .posterior import Predictor
     from .recalibration import Recalibration
 
+    path = Path(path)
     artifact = artifacts.load(path, "student")
     name = f"{split}-{seed}"
     stored = [n for n in artifact.names() if not n.startswith(("transform-", f"{RECALIBRATION}-"))]

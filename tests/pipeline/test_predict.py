@@ -32,7 +32,7 @@ def test_class_predictions_of_a_table_equal_the_posterior(here):
     place, rows = student(here / "work/student/c"), table(2500)  # several batches
     rows[["rooms", "age"]].assign(other="x").to_csv("new.csv", index=False)  # another order, one column more
     predictions = go("c", "new.csv")
-    direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
+    direct = load_predictor(str(place)).predict(rows.to_numpy(), rng=Seed(0))
     expected = summary.columns(direct, CLASSES)
     assert list(predictions) == ["row", *expected]
     for name in expected.keys() - {"predicted"}:
@@ -61,7 +61,7 @@ def test_regression_predictions_are_in_the_targets_own_units(here):
     place, rows = student(here / "work/student/r", task="regression"), table()
     rows.to_parquet("new.parquet")
     predictions = go("r", "new.parquet")
-    direct = load_predictor(place).predict(rows.to_numpy(), rng=Seed(0))
+    direct = load_predictor(str(place)).predict(rows.to_numpy(), rng=Seed(0))
     assert np.allclose(predictions["mean"], direct.mean[:, 0].numpy(), rtol=1e-5)
     assert np.allclose(predictions["sd"] ** 2, direct.variance[:, 0].numpy(), rtol=1e-5)
     assert (predictions["lower"] < predictions["mean"]).all() and (predictions["mean"] < predictions["upper"]).all()

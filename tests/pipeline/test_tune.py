@@ -132,7 +132,7 @@ def test_a_new_search_does_not_discard_an_unfinished_search(tmp_path):
     assert begin(folder, "a", resume=True) == "p"
     with pytest.raises(UserError, match="continue with --resume or remove this folder"):
         begin(folder, "a", resume=False)
-    with pytest.raises(UserError, match="params, data, grid, code, --samples or --scheduler differ"):
+    with pytest.raises(UserError, match="params, data, grid, code, --samples or another option differ"):
         begin(folder, "b", resume=True)
     folder.write(**folder.read(), finished=True)
     (tmp_path / "a folder" / "s" / "trials").mkdir()
