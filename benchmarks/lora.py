@@ -1,12 +1,13 @@
 """Posteriors over the adapters of a small language model that is trained to overfit: K-FAC, SWAG and inducing weights.
 
     pip install transformers
-    python -m benchmarks.lora 0 1           # writes results/lora.csv and results/lora.md; a minute of processor a seed
+    python -m benchmarks.lora 0 1 2         # writes results/lora.csv and results/lora.md; a minute of processor a seed
 
 The data are scikit-learn's 1,797 digits of 8 × 8 pixels: each is a text of 64 tokens (17 grey values) and a question
 mark. A GPT-2 of two blocks of width 64 first learns to write digits: 6 epochs on 697 digits without their labels. Then
 adapters of rank 4 in all linear layers, and the logits of ten answers as the head, are trained on 100 other digits for
-60 epochs at a rate of 5e-3 (MAP), until the model has memorised them. K-FAC begins at MAP's weights, and its cost
+60 epochs at a rate of 5e-3 (MAP): it is then right for 67 and 73 % of these 100 rows (seeds 0 and 1),
+and has not memorised them. K-FAC begins at MAP's weights, and its cost
 includes MAP's; SWAG and inducing weights are fitted from the pretrained model, for as many epochs. The test rows are
 300 further digits. A seed draws the rows and all weights. Costs are of the processor, over MAP's. ECE has 15 bins.
 
