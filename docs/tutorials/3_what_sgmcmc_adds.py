@@ -57,9 +57,10 @@ network = bdl_pipe.bayesianise(model, "deterministic", loader)
 
 # %%
 CHAINS = 4
-short = bdl_pipe.bayesianise(model, "sgmcmc", loader, epochs=40, chains=CHAINS)
+short = bdl_pipe.bayesianise(model, "sgmcmc", loader, epochs=40, chains=CHAINS, held_out=0)
 kept = {"steps": 6000, "burn_in": 1200, "every": 48}  # drop the first steps, then keep each 48th network
-long = bdl_pipe.bayesianise(model, "sgmcmc", loader, epochs=2000, chains=CHAINS, lr=3e-2, config={"thinning": kept})
+options = {"epochs": 2000, "lr": 3e-2, "config": {"thinning": kept}}
+long = bdl_pipe.bayesianise(model, "sgmcmc", loader, chains=CHAINS, held_out=0, **options)
 print("short:", *short.notes)
 print("long: ", *(long.notes or ["no note"]))
 
