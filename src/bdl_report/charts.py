@@ -85,7 +85,7 @@ def pareto(table: Table) -> Chart | None:
     end = fence([of.mean for of in nll.values()]) if nll else 0.0
     for cost, name in COSTS.items():
         paid = {key: of.mean for key, of in table.finite(Quantity(cost, "cost")).items() if key in nll and of.mean > 0}
-        best = math.inf
+        best, fronts = math.inf, 0
         for key in sorted(paid, key=lambda key: (paid[key], nll[key].mean)):
             front, best = nll[key].mean < best, min(best, nll[key].mean)
             error, outlier = nll[key].error or 0.0, nll[key].mean > end
@@ -93,7 +93,8 @@ def pareto(table: Table) -> Chart | None:
             y, half, price = min(nll[key].mean, end), 0.0 if outlier else error, writer(metric_of(cost))(paid[key])
             row: dict[str, Any] = {"of": name, "cost": paid[key], "paid": price, "front": front, "nll": y}
             row |= {"low": y - half, "high": y + half, "exact": f"{nll[key].mean:.4f}"}
-            row["label"] = label if front or outlier else ""
+            fronts += front
+            row |= {"label": label if front or outlier else "", "above": outlier or (front and fronts % 2 == 1)}
             rows.append(of_run(table, key, **row))
     if not rows:
         return None
@@ -103,7 +104,7 @@ def pareto(table: Table) -> Chart | None:
     x["axis"]["labelExpr"] = "format(datum.value, '~s') + (cost === 'size' ? 'B' : 's')"
     height = axis("nll", "NLL", scale={"domain": [low, high + 0.05 * (high - low)], "nice": True}, tickCount=6)
     staircase = {"type": "line", "interpolate": "step-after", "strokeDash": [4, 3]}
-    names = {"type": "text", "dy": {"expr": "datum.front ? 14 : -11"}}
+    names = {"type": "text", "dy": {"expr": "datum.above ? -11 : 14"}}
     layers = [
         layer(staircase, "datum.front", x=x, y=height, color={"value": MUTED}),
         layer("rule", x=x, y=height | {"field": "low"}, y2="high"),
@@ -112,8 +113,8 @@ def pareto(table: Table) -> Chart | None:
     ]
     choice = {"name": "cost", "value": costs[0], "bind": {"input": "select", "options": costs, "name": "Cost "}}
     means = listed((table.names[key], of.mean) for key, of in nll.items())
-    fronts = "; ".join(f"{n}: {', '.join(r['name'] for r in rows if r['of'] == n and r['front'])}" for n in costs)
-    title, alt = {"text": {"expr": "'NLL against ' + cost"}}, f"NLL: {means}. Pareto front by {fronts}"
+    on_front = "; ".join(f"{n}: {', '.join(r['name'] for r in rows if r['of'] == n and r['front'])}" for n in costs)
+    title, alt = {"text": {"expr": "'NLL against ' + cost"}}, f"NLL: {means}. Pareto front by {on_front}"
     more = {"params": [choice], "only": ["datum.of === cost"], "names": legend(runs(table, nll).values())}
     return chart(layers, rows, title, alt, height=290, **more)
 
