@@ -93,7 +93,7 @@ def lora(
     for weight in copied.parameters():
         weight.requires_grad_(False)
     last = next(reversed(linear_layers(copied)), None)
-    every = {n: m for n, m in copied.named_modules() if n and n != last and (_is_linear(m))}
+    every = {n: m for n, m in copied.named_modules() if n and n != last and _is_linear(m)}
     chosen = {n: m for n, m in every.items() if any(fnmatch.fnmatchcase(n, pattern) for pattern in patterns)}
     if not chosen:
         shown = ", ".join(list(every)[:4]) or "none"
