@@ -83,3 +83,12 @@ def test_rows_of_weight_zero_are_left_out_and_only_methods_that_weigh_rows_have_
     np.testing.assert_allclose(weighted.predict(X), kept.predict(X), rtol=1e-12)
     assert has_fit_parameter(BayesianRegressor("linear"), "sample_weight")
     assert not has_fit_parameter(BayesianRegressor("gp"), "sample_weight")
+
+
+def test_an_estimator_passes_its_weights_on() -> None:
+    """Its columns are scaled without weights, so that the fit of repeated rows is near and not equal."""
+    y, model = TARGETS["regression"][:, 0], BayesianRegressor("linear")
+    weighted, plain = model.fit(X, y, sample_weight=10.0 ** (TIMES - 1)).predict(X), model.fit(X, y).predict(X)
+    index = np.arange(40).repeat(10 ** (TIMES - 1))
+    repeated = model.fit(X[index], y[index]).predict(X)
+    assert np.abs(weighted - repeated).max() < 0.3 * np.abs(plain - repeated).max()
