@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.baselines.moment_propagation import Beliefs, functions, log_normaliser, matched, outputs, rectified
-from bdl_pipe.baselines.pbp import PBP, PbpPosterior, Prior
+from bdl_pipe.baselines.pbp import PbpPosterior, Prior
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import unscaled
 from tests.cases import config_of, fit
@@ -273,19 +272,3 @@ def test_other_rows_change_the_fit_and_validation_rows_do_not() -> None:
     half = Examples(data.train.inputs[::2], data.train.targets[::2])
     changed = fit("pbp", "student", dataclasses.replace(data, train=half), rng=Seed(3), epochs=1)
     assert not torch.equal(changed.tensors["mean.0"], one.tensors["mean.0"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"network": {"name": "mlp", "hidden": [8], "activation": "tanh"}}, "network.activation must be relu"),
-        ({"network": {"name": "mlp", "hidden": [8], "dropout": 0.1}}, "network.dropout must be 0, got 0.1"),
-        ({"network": {"name": "mlp", "hidden": [8], "frequencies": [1.0]}}, "network.frequencies must be empty"),
-        ({"noise_shape": 1.0}, "noise_shape must be > 1, got 1.0"),
-        ({"weight_rate": 0.0}, "weight_rate must be > 0, got 0.0"),
-    ],
-)
-def test_a_config_that_has_no_moments_is_refused(changes: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        config_of("pbp", "regression", **changes)
-    assert PBP.tasks == ("regression",)

@@ -1,6 +1,5 @@
 """The output of several collapsed units: against Gauss rules on the cells of the box of their weights, and draws."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -209,29 +208,6 @@ def test_the_density_is_the_derivative_of_the_cdf_and_rescaling_keeps_both(part:
         moved = shift + scale * y
         torch.testing.assert_close(other.log_density(moved).exp(), part.log_density(y).exp() / 9, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(other.cdf(moved), part.cdf(y), rtol=1e-9, atol=1e-12)
-
-
-def repeated(part: Part, s: int, row: int, count: int) -> Part:
-    """One sample's distribution of one row, for ``count`` rows."""
-    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name != "beside"}
-    values = {name: v[s : s + 1, row : row + 1] for name, v in values.items()}
-    return type(part)(**{name: v.expand(1, count, *v.shape[2:]) for name, v in values.items()})
-
-
-@pytest.mark.parametrize(
-    "part", [PARTS["Linear1"], PARTS["Linear8"], PARTS["Rectified4"]], ids=lambda p: type(p).__name__
-)
-def test_moments_are_the_integrals_of_the_density(part: Part) -> None:
-    """A Gauss rule on 100 cells of the support."""
-    axis, weight = (torch.tensor(v) for v in np.polynomial.legendre.leggauss(20))
-    for s, row in ((0, 0), (1, 2), (2, 4)):
-        low, high = (float(end[s, row, 0]) for end in part.reach)
-        size = (high - low) / 100
-        y = (low + size * (torch.arange(100)[:, None] + (axis + 1) / 2)).flatten()
-        mass = repeated(part, s, row, len(y)).log_density(y[:, None]).exp()[0, :, 0] * (weight * size / 2).repeat(100)
-        mean, variance = part.mean[s, row, 0], part.variance[s, row, 0]
-        integrals = torch.stack([mass.sum(), mass @ y, mass @ (y - mean) ** 2])
-        torch.testing.assert_close(integrals, torch.stack([mean**0, mean, variance]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(1,), (2,), (2, 1)])

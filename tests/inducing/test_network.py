@@ -23,17 +23,11 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("kind", (*ALL, *RIVALS))
-def test_every_parameter_gets_a_gradient_and_the_loss_falls(kind: str) -> None:
-    net, inputs, losses = bayesianize(conv_net(), kind, rows=3, cols=4), normal(12, 3, 6, 6), list[float]()
-    optimiser = torch.optim.Adam(net.parameters(), 0.02)
-    for _ in range(30):
-        optimiser.zero_grad()
-        fit = F.cross_entropy(net(inputs), torch.arange(12) % 3)
-        (fit + 0 * kl(net)).backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
-        optimiser.step()
-        losses.append(float(fit.detach()))
-    assert sum(losses[-5:]) < 0.9 * sum(losses[:5])
+def test_every_parameter_gets_a_gradient(kind: str) -> None:
+    net = bayesianize(conv_net(), kind, rows=3, cols=4)
+    fit = F.cross_entropy(net(normal(12, 3, 6, 6)), torch.arange(12) % 3)
+    (fit + kl(net)).backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
 def test_conversion_leaves_the_given_network_unchanged() -> None:

@@ -44,29 +44,6 @@ def test_the_shares_replace_the_class_prior_in_bayes_rule(layer: Generative, fea
         assert not np.allclose(predictive.mean, wrong / wrong.sum(-1, keepdims=True), atol=1e-3)
 
 
-def test_the_shares_of_shifted_rows_predict_them_best() -> None:
-    """Rows of the model itself, with the classes at 0.9 and 0.1 after a fit to equal shares.
-
-    The mean difference of log probabilities over 4,000 rows is above 0 by more than five of its standard errors; were
-    it 0, this would happen with probability 3e-7. Wrong: the shares the other way round.
-    """
-    layer = Generative(2, 2, class_counts=[500, 500])
-    with torch.no_grad():
-        layer.mean.copy_(torch.tensor([[0.8, 0.0], [-0.8, 0.0]]))
-        layer.log_std.fill_(-4.0)
-    generator = torch.Generator().manual_seed(0)
-    labels = (torch.rand(4000, generator=generator) < 0.1).long()
-    rows = layer.mean.detach()[labels] + torch.randn(4000, 2, generator=generator)
-    with torch.no_grad():
-        log_probs = {
-            share: layer.predict(rows, class_shares=[share, 1 - share]).log_prob(labels) for share in (0.9, 0.1)
-        }
-        gain = log_probs[0.9] - layer.predict(rows).log_prob(labels)
-        loss = log_probs[0.1] - layer.predict(rows).log_prob(labels)
-    for difference, sign in ((gain, 1), (loss, -1)):
-        assert sign * float(difference.mean() / difference.std() * 4000**0.5) > 5
-
-
 def test_a_posterior_predicts_at_other_shares(tiny_images: FitData) -> None:
     posterior = LastLayerPosterior.from_state(fit("g_vbll_bnn", "student", tiny_images, {}, rng=Seed(5)))
     inputs, _ = tiny_images.tensors("validation")

@@ -11,12 +11,9 @@ from scipy.special import multigammaln
 from scipy.stats import invgamma, invwishart, multivariate_t, norm, t
 from torch import Tensor
 
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import StudentRegression
 from bdl_pipe.last_layer.methods import LastLayerPosterior
-from bdl_pipe.last_layer.settings import GaussianLayer
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
 from tests.cases import CONFIGS, GAUSSIAN, fit
@@ -212,18 +209,6 @@ def test_variational_features_make_a_mixture_of_student_ts(tiny_table: FitData) 
     np.testing.assert_allclose(predictive.log_prob(held), np.log(np.mean(densities, 0)), rtol=1e-4)
 
 
-def test_settings_that_a_conjugate_noise_lacks_are_refused() -> None:
-    for changes, rule in (
-        ({"noise": "each input"}, "noise must be one if noise_posterior is conjugate, got 'each input'"),
-        ({"kl_weight": 0.0}, "kl_weight must be > 0 if noise_posterior is conjugate, got 0.0"),
-        (
-            {"posterior": "exact", "covariance": "diagonal"},
-            "covariance must be dense for the exact posterior of a conjugate noise, got 'diagonal'",
-        ),
-    ):
-        assert refusal(read, GaussianLayer, CONJUGATE | changes, "layer") == f"ConfigError: layer.{rule}"
+def test_a_prior_that_is_improper_for_the_outputs_is_refused() -> None:
     improper = "ConfigError: wishart_dof must be > 1, the outputs less one, for conjugate noise, got 1.0"
     assert refusal(StudentRegression, WIDTH, 2, num_train=3) == improper
-    section = CONFIGS["d_vbll", "classification"]
-    message = refusal(read, METHODS["d_vbll"].config, section | {"layer": CONJUGATE}, "d_vbll")
-    assert message.endswith("layer.noise_posterior must be point: classes have no noise of targets, got 'conjugate'")
