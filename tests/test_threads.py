@@ -1,5 +1,6 @@
 """Answers to several threads at once equal the answers alone, by each way to ask: conformance has every posterior."""
 
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -72,6 +73,12 @@ def test_answers_to_eight_threads_equal_the_answers_alone(
     alone = [answer(rows) for rows in ROWS]
     for number, answer_of in enumerate(at_once(answer, ROWS * 5)):
         np.testing.assert_array_equal(answer_of, alone[number % len(ROWS)], err_msg=f"answer {number}")
+
+
+def test_a_copy_by_pickle_gives_the_same_answers(fitted: BayesianRegressor, posterior: Any) -> None:
+    for model, rows in ((fitted, X), (posterior, torch.from_numpy(X))):
+        copied = pickle.loads(pickle.dumps(model))
+        np.testing.assert_array_equal(copied.predict_dist(rows).variance, model.predict_dist(rows).variance)
 
 
 FITS: dict[str, dict[str, Any]] = {  # method -> hyperparameters, with few draws or steps

@@ -125,6 +125,29 @@ def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_
     assert len(classifier.predict_dist(x).predictive.draw_log_probs) == 3
 
 
+KINDS: Final[dict[str, dict[str, Any]]] = {  # methods of one trajectory, several, chains, a teacher and a coreset
+    **{name: {} for name in ("swag", "ensemble", "sgmcmc", "dark_knowledge")},
+    "vbpc": {
+        "override": {"student": {"steps": 3}},
+        "upstream": {"vbpc": {"coreset": {"steps": 4, "pool": {"networks": 2, "steps": 2}}}},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_method_of_each_kind_of_input_fits_and_predicts(name: str) -> None:
+    random, labels = np.random.default_rng(0), np.arange(60) % 2
+    x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]
+    if name == "vbpc":
+        x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
+    model = BayesianClassifier(name, pace=0.01, **KINDS[name]).fit(x, labels)
+    probabilities = model.predict_proba(x)
+    assert probabilities.shape == (60, 2) and probabilities.sum(1) == pytest.approx(1, abs=1e-5)
+    of_labels = np.log(probabilities[np.arange(60), labels])
+    assert model.log_prob(x, labels) == pytest.approx(of_labels, rel=1e-4, abs=1e-5)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("size", [*SIZES.values(), Size("regression", 89, 2, has_test=True)])
 def test_without_a_method_a_declared_one_is_taken_that_suits_the_rows(size: Size, weighted: bool) -> None:

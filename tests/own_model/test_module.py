@@ -278,14 +278,6 @@ def test_a_given_rank_number_of_draws_and_random_state_are_used() -> None:
     assert torch.equal(means[0], means[1]) and not torch.equal(means[0], means[2])
 
 
-@pytest.mark.slow
-def test_an_untrained_model_is_trained_for_the_given_epochs() -> None:
-    loader = table(300)
-    x, y = loader.dataset.tensors
-    scores = [bayesianise(small(), "deterministic", loader, epochs=e).predict(x).log_prob(y).mean() for e in (None, 60)]
-    assert scores[1] > scores[0] + 0.5
-
-
 def test_a_plugins_method_of_one_trajectory_can_be_fitted(forgotten_plugins: None) -> None:
     bdl_pipe.register_method(replace(bdl_pipe.METHODS["deterministic"], name="mine"))
     posterior = bayesianise(small(), "mine", table())

@@ -261,23 +261,6 @@ def test_frozen_batch_norm_needs_a_batch_norm_with_running_statistics_and_a_traj
         fit("classification", target=BATCH_NORM)
 
 
-@pytest.mark.parametrize(
-    ("sampler", "error"),
-    [
-        ({"temperature": 0}, r"^methods.sgmcmc.sampler.temperature must be > 0, got 0.0"),
-        ({"batch": 0}, r"^methods.sgmcmc.sampler.batch must be > 0 or null, got 0"),
-        (
-            {"kernel": {"name": "hmc", "leapfrogs": 2}},
-            r"^methods.sgmcmc.sampler.batch must be null for .*hmc.*, got 16",
-        ),
-        ({"kernel": {"name": "nuts"}}, r"sampler.kernel.name must be one of sgld, psgld, sghmc, sgnht, hmc"),
-    ],
-)
-def test_the_error_of_an_invalid_sampler_names_its_key(sampler, error):
-    with pytest.raises(ConfigError, match=error):
-        cases.settings(sampler=sampler)
-
-
 @tasks
 def test_a_chain_keeps_the_draws_and_the_likelihood_of_its_config(task):
     (state,) = fit(task)

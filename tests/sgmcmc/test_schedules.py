@@ -1,7 +1,5 @@
 """Step sizes, thinning, and the errors of values out of range and of chains that diverge."""
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor
@@ -13,18 +11,13 @@ from bdl_pipe.sgmcmc import (
     ConstantStep,
     CyclicalSteps,
     Density,
-    Hmc,
     PolynomialDecay,
-    Psgld,
     Sghmc,
     Sgld,
-    Sgnht,
     sample,
 )
 from bdl_pipe.sgmcmc.sampling import density_of, kept_steps, run
 from bdl_pipe.sgmcmc.schedules import ScaledSteps, Thinning, long_exploration
-
-HMC = (("leapfrogs", 0), ("jitter", 1.0), ("acceptance", 1.0))
 
 
 def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
@@ -42,30 +35,8 @@ def test_schedules_have_their_step_sizes_and_kept_steps() -> None:
     scaled = ScaledSteps(rate=0.05, cycle=3.0, exploration=0.2)
     assert scaled.settle(Sghmc(), 60_000, 1.0, 937) == CyclicalSteps((0.05 / 60_000) ** 0.5, 2811, 0.2)
     assert ScaledSteps(rate=0.05).settle(Sgld(), 100, 10.0, 1) == ConstantStep(1e-4)
-
-
-@pytest.mark.parametrize(
-    ("make", "path"),
-    [
-        (lambda: ConstantStep(0.0), "value"),
-        (lambda: PolynomialDecay(1.0, 0.0, 0.5), "b"),
-        (lambda: CyclicalSteps(1.0, 1, 0.5), "cycle"),
-        (lambda: CyclicalSteps(1.0, 4, 1.0), "exploration"),
-        (lambda: ScaledSteps(-1.0), "rate"),
-        (lambda: Thinning(10, 10, 1), "burn_in"),
-        (lambda: Thinning(10, 8, 3), "every"),
-        (lambda: Sghmc(friction=1.0), "friction"),
-        (lambda: Sgnht(thermostat=0.0), "thermostat"),
-        (lambda: Psgld(decay=1.0), "decay"),
-        (lambda: Psgld(damping=0.0), "damping"),
-        *((lambda key=key, value=value: Hmc(**{"leapfrogs": 1, key: value}), key) for key, value in HMC),
-        (lambda: kept_steps(Thinning(8, 0, 4), CyclicalSteps(1.0, 8, 0.99)), "thinning.every"),
-    ],
-)
-def test_the_error_of_a_value_out_of_range_names_its_key(make: Callable[[], object], path: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert caught.value.path == path
+    with pytest.raises(ConfigError, match=r"thinning\.every"):
+        kept_steps(Thinning(8, 0, 4), CyclicalSteps(1.0, 8, 0.99))
 
 
 POLYNOMIAL = PolynomialDecay(4e4, 1.0, 0.0)

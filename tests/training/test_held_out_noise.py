@@ -10,19 +10,16 @@ from torch import Tensor
 
 from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnSpec
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.fit import fit_epochs
-from bdl_pipe.training.learner import EarlyStopping, TrainingConfig
+from bdl_pipe.training.learner import TrainingConfig
 from bdl_pipe.training.likelihood import least_head_nll, least_nll
 from bdl_pipe.training.loop import OptimiserConfig
-from bdl_pipe.training.snapshots import MomentsConfig
 from bdl_pipe.trajectory import sgd
-from bdl_pipe.trajectory.sgd import SgdConfig
 from tests.baselines.cases import unscaled
 
 
@@ -100,12 +97,6 @@ def test_variances_of_a_head_move_along_the_line_and_its_means_do_not(floor: flo
     after = learner.network(inputs).detach()
     assert torch.equal(after[:, :2], before[:, :2])
     torch.testing.assert_close(after[:, 2:], 0.7 + 0.4 * before[:, 2:])
-
-
-def test_validation_noise_is_refused_with_moments_of_weights() -> None:
-    options = {"early_stopping": EarlyStopping(20, None), "moments": MomentsConfig(3, 1), "noise": "validation"}
-    with pytest.raises(ConfigError, match=r"noise must be learned if moments"):
-        SgdConfig(MlpConfig("mlp", (4,)), 60, 3, 20, OptimiserConfig("adamw", 1e-2), **options)
 
 
 def underfitted(draws: int = 8) -> tuple[BnnConfig, FitData]:
