@@ -57,39 +57,7 @@ def test_calls_differ_and_a_reseeded_network_repeats_them() -> None:
     assert torch.equal(first, net(inputs)) and torch.equal(second, net(inputs))
 
 
-_COMPILED = """
-import copy
-import torch
-from bdl_pipe.inducing import bayesianize, kl, prune
-from bdl_pipe.seeds import Seed
-from tests.inducing.cases import ALL, five_layers, normal, one_noise, shaken
-
-torch.set_num_threads(1)
-torch.manual_seed(0)  # the layers' own weights: with some, a ReLU is dead and its layer stands still
-kinds = {str(2 * i): {"kind": kind} for i, kind in enumerate(ALL)}
-dense, inputs = shaken(bayesianize(five_layers(), kinds, rows=2, cols=3)), normal(4, 3, 5, 5)
-
-def trained(net, forward):
-    net.reseed(Seed(1))
-    optimiser = torch.optim.SGD(net.parameters(), 0.01)
-    for _ in range(3):
-        optimiser.zero_grad()
-        (forward(inputs).square().mean() + 1e-3 * kl(net)).backward()
-        assert all(p.grad is not None for p in net.parameters())
-        optimiser.step()
-    return dict(net.named_parameters())
-
-for net in (dense, prune(dense, 0.5)):
-    noise = one_noise(net)
-    whole = torch.compile(net, backend="aot_eager", fullgraph=True)
-    torch.testing.assert_close(whole(inputs, noise), net(inputs, noise), rtol=1e-4, atol=1e-5)
-    start, eager, ours = dict(net.named_parameters()), copy.deepcopy(net), copy.deepcopy(net)
-    expected, found = trained(eager, eager), trained(ours, torch.compile(ours, backend="aot_eager"))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5)
-        assert "log_d_" in name or not torch.equal(value, start[name]), name  # the slopes of D are below rounding
-print("equal")
-"""
+_COMPILED = Path(__file__).with_name("compiled.txt").read_text()
 
 
 @pytest.mark.slow

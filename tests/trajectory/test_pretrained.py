@@ -297,26 +297,9 @@ def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: 
 
 
 def test_a_networks_own_part_named_module_keeps_its_name() -> None:
-    data, network = make_tiny_images(), {"name": "python", "path": "holder.py", "object": "Holder"}
-    Path("holder.py").write_text(HOLDER)
-    plugins.load_file("holder.py")
-    module = plugins.module_of_file("holder.py").Holder((1, 8, 8))
+    data, network = make_tiny_images(), {"name": "python", "path": "nets.py", "object": "Holder"}
+    module = net("Holder", (1, 8, 8))
     save_file(module.state_dict(), "holder.safetensors")
     state = fitted(data, network=network, weights="holder.safetensors")
     assert torch.equal(state.tensors["trunk.module.1.weight"][0], module.module[1].weight)
     assert "taken_off" not in state.config
-
-
-HOLDER = """
-import torch
-from torch import nn
-
-
-class Holder(nn.Module):
-    def __init__(self, input_shape):
-        super().__init__()
-        self.module, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 3)
-
-    def forward(self, inputs):
-        return self.fc(torch.relu(self.module(inputs)))
-"""
