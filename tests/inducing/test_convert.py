@@ -8,8 +8,11 @@ from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.inducing import bayesianize
 from bdl_pipe.inducing.layers import Inducing
 from bdl_pipe.inducing.weightspace import FactorisedWeights, FullCovarianceWeights, LocalLayer
+from tests.case_files import cases_of, tupled
 
 from .cases import conv_net, normal
+
+cases = cases_of(__file__)
 
 
 def test_the_first_pattern_that_fits_a_layer_chooses_its_distribution() -> None:
@@ -67,7 +70,6 @@ class Token(nn.Module):
         self.token = nn.Parameter(torch.zeros(1, 1, 4))
 
 
-MEMBERS = {name: {"kind": "ensemble_u", "members": count} for name, count in (("0", 3), ("7", 4))}
 UNFIT = [
     (bayesianize(nn.Linear(2, 2)), "Bayesian"),
     (nn.Sequential(nn.Linear(2, 2), nn.ConvTranspose2d(3, 4, 2)), r"layer '1' \(ConvTranspose2d\) cannot be converted"),
@@ -87,24 +89,7 @@ def test_a_network_that_cannot_be_converted_is_refused(network: nn.Module, messa
         bayesianize(network)
 
 
-BAD = [
-    ({"kind": {"fc": {}}}, "kind must have patterns that fit a layer with weights, got 'fc'"),
-    ({"kind": {"fc": None, "*": {}}}, "must have patterns that fit a layer with weights, got 'fc'"),
-    ({"kind": {"7": {"row": 3}}}, "7.row is not a field"),
-    ({"row": 3}, "row must be one of"),
-    ({"kind": "fcg_u"}, "full_limit must be >= 4096 .*, got 4000"),
-    ({"kind": "fcg_w", "full_limit": 20}, r"full_limit must be >= 112 for the full covariance of '0', 6,328 numbers"),
-    ({"kind": MEMBERS}, "members must be the same for all layers"),
-    ({"shared": (2, 2), "kind": {"0": {"cols": 3}, "7": {"cols": 4}}}, "shared needs inducing layers"),
-    ({"shared": (0, 2)}, "shared must be > 0"),
-    ({"shared": (2, 2), "kind": "ffg_w"}, "shared needs inducing layers"),
-    ({"kind": "ffg_w", "sd_max": 0}, "^sd_max "),
-    *(({key: 0}, f"^{key} ") for key in ("rows", "members", "prior_sd", "sd_init")),
-    *(({key: value}, f"^{key} ") for key, value in (("lambda_max", 1e-3), ("sd_max", 1e-4), ("spread", -1))),
-]
-
-
-@pytest.mark.parametrize(("options", "message"), BAD)
+@cases("options", "options message")
 def test_options_that_break_their_rule_are_refused(options: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        bayesianize(conv_net(), **{"full_limit": 4000} | options)
+        bayesianize(conv_net(), **{"full_limit": 4000} | tupled(options))

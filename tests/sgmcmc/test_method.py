@@ -18,27 +18,12 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
 from bdl_pipe.sgmcmc.sampler import NetworkChains
 from bdl_pipe.training.snapshots import snapshot
+from tests.case_files import sections_of
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
-KERNELS = {
-    "sgld": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1e-4}},
-    "psgld": {"kernel": {"name": "psgld", "decay": 0.9, "damping": 0.1}},
-    "sghmc, cyclical": {
-        "kernel": {"name": "sghmc", "friction": 0.1},
-        "step_size": {"name": "cyclical", "value": 1e-2, "cycle": 23, "exploration": 0.5},
-    },
-    "sgnht": {
-        "kernel": {"name": "sgnht", "friction": 0.1, "thermostat": 0.01},
-        "step_size": {"name": "scaled", "rate": 1e-3},
-    },
-    "hmc": {
-        "kernel": {"name": "hmc", "leapfrogs": 3, "jitter": 0.1, "acceptance": 0.8},
-        "step_size": {"name": "constant", "value": 1e-3},
-        "batch": None,
-    },
-}
+KERNELS = sections_of(__file__)
 tasks = pytest.mark.parametrize("task", list(DATA))
 linear = pytest.fixture(cases.registered_linear)
 
