@@ -42,13 +42,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("nets.py").write_text(TEXT)
         plugins.load_file("nets.py")
         resnet = trained(
-            "ResNet", (1, 8, 8), *make_tiny_images().tensors("train"), nn.CrossEntropyLoss(), 300, classes=3
+            "ResNet", (1, 8, 8), *make_tiny_images().tensors("train"), nn.CrossEntropyLoss(), 120, classes=3
         )
         save_file(resnet.state_dict(), "resnet.safetensors")
         torch.save({"state_dict": resnet.state_dict(), "epoch": 3}, "resnet.pt")
         # a regression network whose outputs are in the targets' own units
         (inputs, _), targets = make_table().tensors("train"), torch.tensor(make_table().train.targets).float()
-        mlp = trained("perceptron", (4,), inputs, targets, nn.MSELoss(), 4000, width=16)
+        mlp = trained("perceptron", (4,), inputs, targets, nn.MSELoss(), 1500, width=16)
         torch.save(mlp.state_dict(), "mlp.pt")
     return folder
 
