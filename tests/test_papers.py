@@ -1,10 +1,13 @@
-"""The papers' printed figures: names, quantities, differences, and our runs beside them."""
+"""The papers' printed figures: names, quantities, differences, our runs beside them, and the order of methods."""
 
 import csv
 import math
+from itertools import combinations
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.stats import kendalltau
 
 from bdl_pipe import scores
 from bdl_pipe.data import corrupt
@@ -13,6 +16,7 @@ from bdl_pipe.scores import Estimate, Quantity, RunScores, Score
 from bdl_report import papers
 from bdl_report.papers import Pair, Printed
 from bdl_report.papers.comparison import Comparison, Line, Ours, compare
+from bdl_report.papers.order import CLEAR, compared
 from bdl_report.papers.pages import markdown
 
 NEVER_NEGATIVE = ("nll", "rmse", "accuracy", "error", "ece", "brier", "auroc", "aupr", "aupr_in", "aupr_out")
@@ -171,3 +175,59 @@ def test_each_note_is_shown_once_below_the_table() -> None:
     assert papers.load("vbll:table1").notes("CIFAR10") == {}
     unlike = {f"{method} (ResNet18-BN)" for method in family}
     assert unlike in [{*methods} for methods in papers.load("vbpc:table4").notes("CIFAR10").values()]
+
+
+def pair(ours: float, paper: str, error: float | None = None, paper_error: str = "") -> Pair:
+    return Pair(Estimate(ours, error, 3), Printed(paper, paper_error))
+
+
+@pytest.mark.parametrize("levels", [3, 6, 1000], ids=["many ties", "some ties", "few ties"])
+def test_the_order_equals_scipys_tau_and_an_enumeration_of_pairs(levels: int) -> None:
+    """SciPy's τ-b and an enumeration of the pairs, on random figures of which some are equal."""
+    rng = np.random.default_rng(levels)
+    for count in (2, 3, 5, 9):
+        for _ in range(20):
+            ours, paper = rng.integers(0, levels, size=(2, count))
+            order = compared({str(i): pair(float(ours[i]), str(paper[i])) for i in range(count)})
+            products = [(ours[i] - ours[j]) * (paper[i] - paper[j]) for i, j in combinations(range(count), 2)]
+            assert len(order.pairs) == math.comb(count, 2)
+            assert len(order.same) == sum(p > 0 for p in products)
+            assert len(order.opposite) == sum(p < 0 for p in products)
+            expected = kendalltau(ours, paper).statistic
+            assert order.tau is None if math.isnan(expected) else order.tau == pytest.approx(expected, abs=1e-12)
+
+
+def test_clear_pairs_differ_by_more_than_two_combined_errors_on_each_side() -> None:
+    """Errors of 0.3 and 0.4 combine to 0.5, so that a difference of 1 is not beyond two errors and 1.01 is."""
+    assert CLEAR == 2.0
+    for ours, paper, clear in ((1.01, "2.01", True), (1.0, "2.01", False), (1.01, "2.0", False), (-1.01, "2.01", True)):
+        order = compared({"a": pair(0.0, "1.0", 0.3, "0.3"), "b": pair(ours, paper, 0.4, "0.4")})
+        assert bool(order.clear.pairs) == clear, (ours, paper)
+    # a pair with an unknown error on either side is not told apart, however far its figures are
+    for unknown in (pair(9.0, "9", None, "0.1"), pair(9.0, "9", 0.1, "")):
+        assert compared({"a": pair(0.0, "1", 0.1, "0.1"), "b": unknown}).clear.pairs == []
+    # an error of 0 is a known error
+    assert compared({"a": pair(0.0, "1", 0.0, "0.0"), "b": pair(0.1, "2", 0.0, "0.0")}).clear.same
+
+
+def test_signs_against_a_baseline_come_from_its_pairs() -> None:
+    """Printed: SGD .3, SWA .2, CIBER .1. Ours: SGD .3, CIBER .2, SWA .4: one of two signs holds, and CIBER < SWA."""
+    order = compared({"SGD": pair(0.3, "0.3"), "SWA": pair(0.4, "0.2"), "CIBER": pair(0.2, "0.1")})
+    signs = order.against("SGD")
+    assert len(signs.pairs) == 2 and [str(pair) for pair in signs.same] == ["CIBER < SGD"]
+    assert [str(pair) for pair in order.opposite] == ["SWA < SGD"]
+    assert len(order.same) == 2 and order.tau == pytest.approx(1 / 3)
+    assert order.against("MCD").pairs == []
+
+
+def test_methods_without_a_figure_on_a_side_or_with_nan_are_in_no_pair() -> None:
+    cells = {
+        "a": pair(1.0, "1"),
+        "not run": Pair(None, Printed("2")),
+        "not printed": Pair(Estimate(3.0, None, 1)),
+        "not a number": pair(math.nan, "4"),
+        "infinite": pair(math.inf, "5"),
+    }
+    order = compared(cells)
+    assert [(pair.first, pair.second, pair.same) for pair in order.pairs] == [("a", "infinite", True)]
+    assert compared({"a": pair(1.0, "1")}).tau is None
