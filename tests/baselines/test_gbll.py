@@ -58,9 +58,7 @@ def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: fl
 
 @pytest.mark.parametrize("noise_of", ["one", "each input"])
 @each_method
-def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_features(
-    method: Method, noise_of: str
-) -> None:
+def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_features(method: Method, noise_of: str) -> None:
     """The features are float32, hence the tolerance of 1e-5; the state holds no training row."""
     data = make_tiny_table()
     state = fitted(method, data, noise=noise_of)

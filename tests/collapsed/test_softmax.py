@@ -126,9 +126,7 @@ def by_tensor(centre: Tensor, half_widths: Tensor, nodes: int) -> Tensor:
     ("classes", "d", "nodes", "widest", "error"),
     [(3, 1, 13, 1.0, 1e-8), (3, 2, 4, 0.2, 1e-8), (4, 1, 8, 0.4, 1e-8), (10, 1, 3, 0.4, 1e-6)],
 )
-def test_several_classes_equal_a_tensor_quadrature(
-    classes: int, d: int, nodes: int, widest: float, error: float
-) -> None:
+def test_several_classes_equal_tensor_quadrature(classes: int, d: int, nodes: int, widest: float, error: float) -> None:
     """Wrong variants: one logit at a time, nothing collapsed, and twice the widths are off by far more."""
     centre, widths = logits_of(classes, d, widest)
     averages, exact = log_expected_softmax(centre, widths).exp(), by_tensor(centre, widths, nodes)

@@ -66,9 +66,7 @@ def named(runs: list[Run]) -> list[str]:
 
 
 @cases("runs", "method size made_from expected")
-def test_made_from_chooses_the_runs_of_a_method(
-    method: str, size: str, made_from: str | None, expected: list[str]
-) -> None:
+def test_made_from_chooses_a_methods_runs(method: str, size: str, made_from: str | None, expected: list[str]) -> None:
     assert named(plan(method, SIZES[size], made_from=made_from)) == expected
 
 

@@ -55,9 +55,7 @@ def test_the_bound_equals_equation_52_and_the_loss_adds_its_prior_terms_per_row(
     torch.testing.assert_close(layer.loss(features, labels, num_train=49), expected, rtol=1e-12, atol=0)
 
 
-def test_the_prediction_and_the_log_density_equal_bayes_rule_and_scipys_mixture(
-    layer: Generative, features: Tensor
-) -> None:
+def test_prediction_and_log_density_equal_bayes_rule_and_scipys_mixture(layer: Generative, features: Tensor) -> None:
     mean, spread, noise, alpha = parts(layer)
     joint = mixture(features, mean, noise + spread, alpha)
     predictive, density = layer.predict(features, rng=Seed(1)), np.log(joint.sum(1))

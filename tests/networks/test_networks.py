@@ -169,9 +169,7 @@ ORDERS = [(4, 1, 2, 0), (8, 1, 2, 1), (4, 1, 1, 1), (4, 3, 2, 1)]
 
 
 @pytest.mark.parametrize(("channels", "side", "stride", "fast"), ORDERS)
-def test_images_are_not_channels_last_where_torch_writes_beyond_a_buffer(
-    channels: int, side: int, stride: int, fast: int
-) -> None:
+def test_no_channels_last_where_torch_writes_beyond_a_buffer(channels: int, side: int, stride: int, fast: int) -> None:
     network = nn.Sequential(nn.ReLU(), nn.Conv2d(channels, 8, side, stride))
     assert fastest_order(network) is (torch.channels_last if fast else torch.contiguous_format)
 
@@ -222,10 +220,8 @@ def test_inputs_that_are_not_encoded_stay_as_they_are_and_lose_no_function() -> 
 
 def test_the_piecewise_linear_encoding_matches_its_formula() -> None:
     """Equation 1 of Gorishniy et al. 2022, where the first and the last bin do not extrapolate."""
-    edges, rows = (
-        ((-1.0, 0.5, 2.0), (), (0.0, 0.25, 1.0)),
-        torch.tensor([[-3.0, 1, 0.5], [0.0, 0, -2.0], [9.0, 1, 1.0]]),
-    )
+    edges = ((-1.0, 0.5, 2.0), (), (0.0, 0.25, 1.0))
+    rows = torch.tensor([[-3.0, 1, 0.5], [0.0, 0, -2.0], [9.0, 1, 1.0]])
     expected = [
         [
             x

@@ -169,9 +169,7 @@ def test_a_layer_whose_weight_the_model_reads_stays_a_point() -> None:
 
 
 @pytest.mark.slow
-def test_a_model_that_views_outputs_of_convolutions_keeps_the_plain_memory_order(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_model_that_views_outputs_of_convolutions_keeps_plain_memory_order(monkeypatch: pytest.MonkeyPatch) -> None:
     posterior = bayesianise(Viewed(), "swag", image_loader(100), epochs=1)
     assert posterior.about.plain_order
     assert torch.isfinite(posterior.predict(images(5)[0]).mean).all()

@@ -57,9 +57,7 @@ def test_chains_that_are_stopped_and_resumed_end_with_the_same_bits(task, name):
 
 
 @pytest.mark.parametrize(("curved", "least", "most"), [(0.0, 24.0, 29.0), (4.0, 5.0, 10.0)])
-def test_a_noise_precision_of_null_is_estimated_by_a_linear_model_or_trees(
-    curved: float, least: float, most: float
-) -> None:
+def test_a_noise_precision_of_null_is_estimated_by_a_line_or_by_trees(curved: float, least: float, most: float) -> None:
     """Noise of precision 25: a linear model finds it where the targets are linear.
 
     On a curve the linear model finds 1.6, and trees 7.3.

@@ -62,9 +62,7 @@ def test_the_search_ends_at_the_first_worse_length() -> None:
     fit([TABLES[0]], RNGS[:1], HOW, report)
     (final,) = fit([TABLES[0]], RNGS[:1], HOW)
     assert max(tried) < 20, "a search that ends early"
-    assert (
-        len(report.steps) == 3 * sum(tried) + 5 * final.epochs
-    )  # steps of the search's epochs, and of the final fit's
+    assert len(report.steps) == 3 * sum(tried) + 5 * final.epochs, "steps of the search, and of the final fit"
     shares = [step / total for step, total in report.steps]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
 

@@ -85,9 +85,7 @@ def test_moments_stay_accurate_at_a_large_offset() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "most"), [("float64", 1e-6), ("float32", 1e-3)])
-def test_draws_are_the_map_of_the_random_numbers_at_their_addresses(
-    tiny_table: FitData, dtype: str, most: float
-) -> None:
+def test_draws_are_the_map_of_random_numbers_at_their_addresses(tiny_table: FitData, dtype: str, most: float) -> None:
     """In units of the deviation; float32 draws take float32 numbers. Told apart: a scale one part in a hundred off."""
     past = walk(TABLE, 5)
     drawn, gaussian = flat(made(tiny_table, past, 3, dtype=dtype)), moments(flat(past), 3)
