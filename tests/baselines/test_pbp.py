@@ -105,7 +105,8 @@ def test_the_covariance_between_rows_is_that_of_drawn_networks() -> None:
 
 def test_an_update_of_a_linear_layer_is_the_exact_posterior_of_one_row() -> None:
     """Weights of an input and a bias; their posterior's moments by a sum over a grid of both."""
-    beliefs, row, target = network(1, 1), torch.tensor([[1.3]]).double(), torch.tensor([[2.0]]).double()
+    beliefs = network(1, 1)
+    row, target = (torch.tensor([[value]], dtype=torch.float64) for value in (1.3, 2.0))
     (m,), (v,) = beliefs.means, beliefs.variances
     (w, b), (sw, sb) = m[0, 0].tolist(), v[0, 0].sqrt().tolist()
     grid_w, grid_b = np.meshgrid(
