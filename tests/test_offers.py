@@ -26,15 +26,8 @@ def names(size: Size) -> list[str]:
 
 def test_the_offered_methods_suit_the_task_and_the_size() -> None:
     some = [m.name for m in METHODS.values() if m.default is not None and "regression" in m.tasks]
-    unsuited = {
-        "swa",
-        "pca_ess",
-        "pca_vi",
-        "kfac_laplace",
-        "svgp",
-        "stacked",
-        "vbpc_regression",
-    }  # classes, or many rows; or few
+    # for classes, or many rows; or few
+    unsuited = {"swa", "pca_ess", "pca_vi", "kfac_laplace", "svgp", "stacked", "vbpc_regression"}
     assert names(SMALL) == [name for name in some if name not in unsuited]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
     assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp", "stacked"]

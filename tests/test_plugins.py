@@ -18,41 +18,13 @@ from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.registry import METHODS, Lazy
 from bdl_pipe.seeds import Seed
 from tests import fresh
+from tests.case_files import sections_of
 from tests.preparing import dataset_of
 from tests.refusals import refusal, refused
 from tests.test_docs import plugin_files
 
-METHOD = """
-from dataclasses import dataclass
-from bdl_pipe import Method, StageSpec, State, register_method
-
-@dataclass(frozen=True)
-class Config:
-    size: int
-
-def fit(data, inputs, config, *, rng, report):
-    return State({}, {"posterior": "NAME", "size": config.size})
-
-register_method(Method("NAME", Config, ("classification",), {"student": StageSpec(fit)}))
-"""
-SOURCE = """
-from dataclasses import dataclass
-from typing import Literal
-import numpy as np
-from bdl_pipe import Examples, Raw, register_source
-
-@dataclass(frozen=True)
-class Blobs:
-    rows: int
-    name: Literal["blobs"] = "blobs"
-
-def load(config):
-    labels = np.arange(config.rows) % 2
-    rows = Examples(np.stack([labels, -labels], 1) * 1.0, labels)
-    return Raw("blobs", TASK, "table", rows, None, ("a", "b"), ("x", "y"))
-
-register_source(Blobs, load, task="classification", kind="table")
-"""
+FILES = sections_of(__file__)
+METHOD, SOURCE = FILES["method"], FILES["source"]
 
 
 @pytest.fixture(autouse=True)
@@ -86,7 +58,7 @@ def test_a_plugin_with_a_taken_name_is_refused_and_adds_no_method() -> None:
     assert list(METHODS) == before and plugins.loaded() == () and plugins.module_name("a.py") not in sys.modules
     load([write("b.py", METHOD.replace("NAME", "first"))])
     message = refusal(load, [write("c.py", METHOD.replace("NAME", "first"))])
-    assert message.endswith("the method first is taken: b.py has one of this name (line 12)") and "c.py" in message
+    assert message.endswith("the method first is taken: b.py has one of this name (line 11)") and "c.py" in message
     assert METHODS.module("first") == plugins.module_name("b.py")
 
 
@@ -131,38 +103,13 @@ def test_an_installed_module_and_an_entry_point_are_loaded(folder: Path, monkeyp
     assert [plugin.module for plugin in plugins.loaded()] == ["my_methods.one", "my_methods.two"]
 
 
-HEAD = """
-from dataclasses import dataclass
-from typing import Literal
-from bdl_pipe import *
-@dataclass(frozen=True)
-class Bare:
-    size: int
-@dataclass(frozen=True)
-class Named:
-    name: Literal["mine"]
-@dataclass(frozen=True)
-class Digits:
-    name: Literal["digits"]
-"""
-LOAD_EACH = """
-import sys
-from bdl_pipe import PluginError, load_plugins
-for name in sys.argv[1:]:
-    try:
-        load_plugins([name])
-    except PluginError as error:
-        print(error)
-"""
-
-
 @pytest.mark.process
 def test_wrong_registrations_are_refused(folder: Path) -> None:
     """In a process of its own, where the tests' type checker does not refuse them first."""
     lines, causes = zip(*refused("plugins"), strict=True)
-    names = [write(f"p{number}.py", HEAD + line) for number, line in enumerate(lines)]
-    errors = fresh.run(folder, LOAD_EACH, *names).splitlines()
-    assert errors == [f"the plugin {n} cannot be imported: {c} (line 14)" for n, c in zip(names, causes, strict=True)]
+    names = [write(f"p{number}.py", FILES["head"] + line) for number, line in enumerate(lines)]
+    errors = fresh.run(folder, FILES["load_each"], *names).splitlines()
+    assert errors == [f"the plugin {n} cannot be imported: {c} (line 13)" for n, c in zip(names, causes, strict=True)]
 
 
 def test_a_registered_network_is_chosen_by_its_name() -> None:

@@ -251,9 +251,7 @@ def test_a_script_reads_a_table_as_the_pipeline_does(
 
 
 @pytest.mark.process
-def test_a_script_ends_with_one_line_at_a_cell_of_another_kind(
-    of_a_table: tuple[Path, Predictor, list[Column]],
-) -> None:
+def test_a_script_ends_in_one_line_at_a_cell_of_another_kind(of_a_table: tuple[Path, Predictor, list[Column]]) -> None:
     """The reader takes nothing along that needs torch."""
     (of_a_table[0] / "bad.csv").write_text("size,colour,day,moment\nmany,red,2024-01-31,2024-01-31T10:00Z\n")
     hook = "import sys; sys.modules.update(dict.fromkeys(('bdl_pipe', 'torch'))); from rows import read; import json\n"
@@ -264,9 +262,7 @@ def test_a_script_ends_with_one_line_at_a_cell_of_another_kind(
 
 
 @pytest.mark.process
-def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_package(
-    of_images: Path, tmp_path: Path
-) -> None:
+def test_onnxruntime_runs_a_model_without_torch_and_this_package(of_images: Path, tmp_path: Path) -> None:
     """The environment holds links to onnxruntime, NumPy and what these two declare."""
     fitted, rows = images()
     venv.create(tmp_path / "venv", with_pip=False, symlinks=True)
@@ -281,9 +277,7 @@ def test_onnxruntime_runs_a_model_in_an_environment_without_torch_and_this_packa
     assert np.allclose(table, fitted.predict(rows, rng=Seed(0)).mean.numpy(), atol=1e-5)
 
 
-def test_the_card_states_inputs_outputs_scores_and_the_missing_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_card_has_inputs_outputs_scores_and_a_missing_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitted, rows = prices()
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     program = program_folder.write(tmp_path, traced(fitted, rows), schema(fitted, rows), FACTS | {"Test nll": "1.2"})

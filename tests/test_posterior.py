@@ -79,11 +79,8 @@ def test_a_common_trunk_is_computed_once(other: str | None) -> None:
     draws = [convnets(1)[0] | head for head in heads]
     if other is not None:
         draws[1][other] = draws[1][other] + 0.5
-    posterior, calls, images = (
-        NetworkDraws.of(IMAGES, draws),
-        [],
-        torch.randn(5, 2, 8, 8, generator=Seed(1).generator()),
-    )
+    posterior, calls = NetworkDraws.of(IMAGES, draws), []
+    images = torch.randn(5, 2, 8, 8, generator=Seed(1).generator())
     posterior._networks.module.trunk.register_forward_hook(lambda *_: calls.append(1))
     predictive, network = posterior.predict(images), IMAGES.build(Seed(0)).eval()
     assert len(calls) == (1 if other is None else 3)

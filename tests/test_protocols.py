@@ -100,29 +100,7 @@ def test_folds_are_those_of_the_protocol_and_large_tables_are_cut() -> None:
     assert scoringbench.encoded(frame)["a"].tolist() == [0, 2, 1]
 
 
-BASE = '''
-"""What ScoringBench's documentation says of its interface, for a test of the wrapper: a stand-in, not its code."""
-import numpy as np
-
-
-class ProbabilisticWrapper:
-    _y_train_range = None
-
-    def _set_train_range(self, y):
-        self._y_train_range = (float(np.min(y)), float(np.max(y)))
-        return self._y_train_range
-
-
-class DistributionPrediction:
-    def __init__(self, quantiles, levels, mean, train_range):
-        self.quantiles, self.levels, self.mean, self.train_range = quantiles, levels, mean, train_range
-
-    @classmethod
-    def from_multi_quantile(cls, q, alphas, mean=None, *, train_range, **more):
-        assert q.ndim == 2 and q.shape[1] == len(alphas) and (np.diff(q, axis=1) >= 0).all()
-        assert train_range is not None and train_range[0] < train_range[1]
-        return cls(q, alphas, mean, train_range)
-'''
+BASE = Path(__file__).with_name("scoringbench_base.txt").read_text()
 
 
 @pytest.fixture

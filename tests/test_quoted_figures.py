@@ -120,9 +120,7 @@ def test_the_quotation_of_readme_is_output_that_the_tour_shows() -> None:
     assert quoted and [line for line in quoted if f"- {line}\n" not in tour] == []
 
 
-def test_a_part_with_a_wrong_figure_or_without_a_source_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_part_with_a_wrong_figure_or_no_source_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.test_quoted_figures.ROOT", tmp_path)
     (tmp_path / "results").mkdir()
     (tmp_path / "results/a.md").write_text("| vbll | 0.2184 | 92.2 |\n| swag | 0.2202 | 92.0 |\n")

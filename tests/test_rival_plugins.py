@@ -154,9 +154,7 @@ def test_the_catboost_plugin_and_its_package_predict_the_same(plugin: Load, draw
 
 
 @pytest.mark.slow
-def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
-    plugin: Load,
-) -> None:
+def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(plugin: Load) -> None:
     package("catboost", TREES)
     module, data = plugin("catboost"), of_classes()
     predictive = predicted(fitted("catboost", data), data)
@@ -176,22 +174,25 @@ def test_catboost_classes_equal_the_package_and_an_absent_class_has_no_share(
 LIGHTGBM = {"rounds": 40, "learning_rate": 0.1, "leaves": 8, "leaf_rows": 5, "patience": 5, "folds": 3}
 
 
-def own_plugin(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+@pytest.fixture
+def own(forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch) -> Load:
     """Import a plugin of benchmarks/rivals."""
     monkeypatch.chdir(ROOT)
-    path = f"benchmarks/rivals/{name}.py"
-    plugins.load([path])
-    return plugins.module_of_file(path)
+
+    def load(name: str) -> types.ModuleType:
+        path = f"benchmarks/rivals/{name}.py"
+        plugins.load([path])
+        return plugins.module_of_file(path)
+
+    return load
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("head", ["t", "quantiles"])
-def test_the_lightgbm_plugin_predicts_as_its_package_from_its_own_categories(
-    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch, head: str
-) -> None:
+def test_the_lightgbm_plugin_predicts_as_its_package_from_its_own_categories(own: Load, head: str) -> None:
     """The model that a state's bytes hold predicts the same from codes, and its first tree splits by the category."""
     lightgbm = package("lightgbm", TREES)
-    module, data = own_plugin("lightgbm", monkeypatch), with_categories()
+    module, data = own("lightgbm"), with_categories()
     config = module.LightGBMConfig(**LIGHTGBM, row_share=0.8, column_share=1.0)
     fit = module.fit_t if head == "t" else module.fit_quantiles
     state = fit(data, {}, config, rng=Seed(0), report=Silent())
@@ -217,11 +218,9 @@ def test_the_lightgbm_plugin_predicts_as_its_package_from_its_own_categories(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("draws", [1, 4])
-def test_catboost_with_its_own_categories_predicts_as_its_package(
-    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch, draws: int
-) -> None:
+def test_catboost_with_its_own_categories_predicts_as_its_package(own: Load, draws: int) -> None:
     catboost = package("catboost", TREES)
-    module, data = own_plugin("catboost_own", monkeypatch), with_categories()
+    module, data = own("catboost_own"), with_categories()
     config = module.CatBoostOwnConfig(60, 0.1, 4, 3.0, 5, draws)
     state = module.fit(data, {}, config, rng=Seed(0), report=Silent())
     predictive = predicted(state, data)
@@ -239,11 +238,9 @@ def test_catboost_with_its_own_categories_predicts_as_its_package(
 
 
 @pytest.mark.slow
-def test_catboost_with_a_student_t_predicts_as_its_package_and_finds_the_noise(
-    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_catboost_with_a_student_t_predicts_as_its_package_and_finds_the_noise(own: Load) -> None:
     catboost = package("catboost", TREES)
-    module, data = own_plugin("catboost_own", monkeypatch), with_categories()
+    module, data = own("catboost_own"), with_categories()
     state = module.fit_t(data, {}, module.CatBoostTConfig(60, 0.1, 4, 3.0, 5, 3), rng=Seed(0), report=Silent())
     predictive = predicted(state, data)
     assert isinstance(predictive, StudentT)
@@ -257,11 +254,9 @@ def test_catboost_with_a_student_t_predicts_as_its_package_and_finds_the_noise(
 
 
 @pytest.mark.slow
-def test_realmlp_quantiles_are_shifted_and_fitted_again_from_the_stored_rows(
-    forgotten_plugins: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_realmlp_quantiles_are_shifted_and_fitted_again_from_the_stored_rows(own: Load) -> None:
     package("pytabkit", TREES)
-    module, data = own_plugin("pytabkit_quantiles", monkeypatch), with_categories(200)
+    module, data = own("pytabkit_quantiles"), with_categories(200)
     method = registry.METHODS["realmlp"]
     state = method.stages["student"].fit_one(data, {}, method.config(None, 8), rng=Seed(0), report=Silent())
     first = predicted(state, data)
@@ -476,9 +471,8 @@ def random_weights(path: str, task: str) -> None:
     from tabpfn.inference_config import InferenceConfig
     from tabpfn.model_loading import save_tabpfn_model
 
-    ends = (
-        {"num_buckets": 40, "max_num_classes": 0} if task == "regression" else {"num_buckets": 0, "max_num_classes": 10}
-    )
+    buckets, classes = (40, 0) if task == "regression" else (0, 10)
+    ends = {"num_buckets": buckets, "max_num_classes": classes}
     config = tabpfn_v2.TabPFNV2Config(emsize=24, nlayers=2, nhead=2, **ends)
     network = tabpfn_v2.get_architecture(config)
     generator = torch.Generator().manual_seed(0)

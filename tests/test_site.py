@@ -36,7 +36,7 @@ def test_every_generated_page_equals_the_output_of_its_command() -> None:
 def test_a_figure_typed_by_hand_into_a_block_is_overwritten() -> None:
     page = (ROOT / "README.md").read_text()
     typed = page.replace("| 0.230 |", "| 0.130 |", 1)
-    assert typed != page and site.pages()[ROOT / "README.md"] == page
+    assert typed != page
     assert blocks.filled(typed, {"ten runs": "new"}) == blocks.filled(page, {"ten runs": "new"})
     with pytest.raises(UserError, match="must have blocks of known names, got generated: no such"):
         blocks.filled("<!-- generated: no such -->\n<!-- end -->", {})

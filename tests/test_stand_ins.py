@@ -66,9 +66,7 @@ def test_a_page_states_its_stand_in_and_no_network_of_images() -> None:
     assert "333 rows of 6 columns (Yacht 308 of 6)" in page and "VGG" not in page
 
 
-def test_a_written_stand_in_has_its_rows_and_columns_without_gaps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_written_stand_in_has_rows_and_columns_without_gaps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's table is made up here, with gaps and a text; order is kept, no row comes twice."""
     import pandas as pd
 

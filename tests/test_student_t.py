@@ -202,10 +202,8 @@ def test_methods_that_need_gaussian_noise_refuse_a_trajectory_of_student_ts(tiny
     other = refusal(fit, "sgd", "trajectory", table, {"trajectory": [trajectory]})
     assert other == "ConfigError: tails must be the trajectory's, of a student_head, got 'gaussian'"
     classes = "ConfigError: tails must be gaussian: classes have no noise, got 'student'"
-    assert (
-        refusal(fit, "tabm", "student", images, network=CONFIGS["tabm", "regression"]["network"], tails="student")
-        == classes
-    )
+    network = CONFIGS["tabm", "regression"]["network"]
+    assert refusal(fit, "tabm", "student", images, network=network, tails="student") == classes
     one = refusal(fit, "dropout", "student", table, noise="one", tails="student")
     assert one == "ConfigError: tails must be gaussian unless noise is each input, got 'student'"
 

@@ -1,5 +1,6 @@
 """Answers to several threads at once equal the answers alone, by each way to ask: conformance has every posterior."""
 
+import pickle
 import threading
 import warnings
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from bdl_pipe.errors import without_warnings
 from bdl_pipe.programs import trace
 from bdl_pipe.seeds import Seed, own_settings
 from pipeline.export.serving import FittedPosterior
+from tests.case_files import sections_of
 from tests.threads import at_once
 
 X = np.random.default_rng(0).normal(size=(120, 2)).astype(np.float32)
@@ -74,27 +76,13 @@ def test_answers_to_eight_threads_equal_the_answers_alone(
         np.testing.assert_array_equal(answer_of, alone[number % len(ROWS)], err_msg=f"answer {number}")
 
 
-FITS: dict[str, dict[str, Any]] = {  # method -> hyperparameters, with few draws or steps
-    "swag": {"draws": 4},
-    "dropout": {"rate": 0.3, "draws": 3, "validation_draws": 2},
-    "bnn": {"draws": 3, "validation_draws": 2},
-    "vbll": {  # its masks are drawn from torch's generator, which belongs to the process
-        "network": {"name": "mlp", "hidden": [8], "dropout": 0.3},
-        "training": {"epochs": 10, "early_stopping": None},
-    },
-    "kfac_laplace": {},
-    "sgmcmc": {},
-    "gp": {"steps": 5},
-    "boosting": {"rounds": 5},
-    "tabm": {},
-    "ffg_u": {"draws": 3, "validation_draws": 2},
-}
-MODULES: dict[str, dict[str, Any]] = {  # method of bayesianise -> its arguments
-    "module, swag": {"epochs": 2},
-    "module, kfac_laplace": {"config": {"layers": "all"}},
-    "module, vbll": {"epochs": 1},
-    "module, sgmcmc": {"epochs": 1, "chains": 1},
-}
+def test_a_copy_by_pickle_gives_the_same_answers(fitted: BayesianRegressor, posterior: Any) -> None:
+    for model, rows in ((fitted, X), (posterior, torch.from_numpy(X))):
+        copied = pickle.loads(pickle.dumps(model))
+        np.testing.assert_array_equal(copied.predict_dist(rows).variance, model.predict_dist(rows).variance)
+
+
+FITS, MODULES = (sections_of(__file__)[name] for name in ("fits", "modules"))
 QUICK = ("vbll", "boosting", "module, swag")
 
 

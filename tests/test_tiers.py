@@ -96,9 +96,7 @@ def maker() -> int:
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_tests_that_share_a_module_fixture_are_in_one_group(
-    number: int, maker: int, request: pytest.FixtureRequest
-) -> None:
+def test_tests_of_one_module_fixture_are_in_one_group(number: int, maker: int, request: pytest.FixtureRequest) -> None:
     """pytest-xdist adds a group's name to test ids to keep the group in one process; under pytest 9.2 it adds none."""
     (group,) = [mark.args[0] for mark in request.node.iter_markers("xdist_group")]
     assert group == __name__

@@ -168,9 +168,7 @@ def test_long_lines_are_broken_and_rows_of_tables_are_not() -> None:
     assert " ".join(" ".join(rest[:2]).split()) == sentence.strip()
 
 
-def test_a_change_of_a_script_or_of_its_imported_helper_changes_the_stamp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_change_of_a_script_or_its_helper_changes_the_stamp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script, helper = tmp_path / "1_one.py", tmp_path / "scratch.py"
     monkeypatch.setattr("benchmarks.tutorials.script.HELPER", helper)
     seen = set()

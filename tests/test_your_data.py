@@ -57,9 +57,7 @@ def test_a_table_is_read_from_its_package_and_its_target_fits_its_task(table: Ta
     assert frame[table.target].nunique() > 20 if table.task == "regression" else frame[table.target].nunique() <= 26
 
 
-def test_the_error_for_a_missing_package_shows_its_install_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_the_error_for_a_missing_package_has_its_install_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
     for name in ("iris", "diamonds", "german"):
         with pytest.raises(UserError, match=re.escape(INSTALL[BY_NAME[name].source[0]])):

@@ -12,8 +12,6 @@ from bdl_pipe.baselines.bnn import BnnConfig, BnnPosterior
 from bdl_pipe.baselines.deterministic import DETERMINISTIC, DeterministicConfig
 from bdl_pipe.baselines.dropout import DropoutConfig, DropoutPosterior
 from bdl_pipe.baselines.ensemble import ENSEMBLE, EnsembleConfig
-from bdl_pipe.baselines.tabm import TabmConfig
-from bdl_pipe.baselines.tabm import fit as fit_tabm
 from bdl_pipe.config import to_mapping
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ArtifactError, ConfigError
@@ -23,9 +21,7 @@ from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from bdl_pipe.training.loop import OptimiserConfig
 from tests.baselines.cases import LEARN, STILL, table, trajectory
-from tests.conftest import make_tiny_table
 
 SPEC = NetworkSpec(MlpConfig("mlp", (4,)), (1, 8, 8), 3, "categorical")
 
@@ -68,22 +64,6 @@ NETWORK = MlpConfig("mlp", (6, 5))
 BNN = BnnConfig(NETWORK, LEARN, "all", initial_sd=0.02, draws=20, validation_draws=2)
 DROPOUT = DropoutConfig(NETWORK, LEARN, rate=0.05, draws=20, validation_draws=2)
 HEAD = dataclasses.replace(BNN, stochastic="head")
-
-
-@pytest.mark.parametrize(
-    ("fit", "config"),
-    [(BnnPosterior.fit, BNN), (DropoutPosterior.fit, DROPOUT), (fit_tabm, TabmConfig(NETWORK, LEARN, members=3))],
-    ids=["bnn", "dropout", "tabm"],
-)
-def test_the_fit_learns_the_tiny_table_and_has_epistemic_variance(fit: FitMany, config: Any) -> None:
-    training = dataclasses.replace(LEARN, epochs=120, batch=80, optimiser=OptimiserConfig("adam", 2e-2, "one_cycle"))
-    data = make_tiny_table()
-    config = dataclasses.replace(config, network=MlpConfig("mlp", (20,)), training=training)
-    (state,) = fit([data], [{}], config, rngs=[Seed(0)], report=Silent())
-    inputs, targets = data.tensors("validation")
-    predictive = posterior_of(state).predict(inputs, rng=Seed(0))
-    assert (predictive.mean - targets).square().mean() < 0.3 * targets.var()
-    assert (predictive.epistemic_variance > 0).all()
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from bdl_pipe.baselines.gbll import GBLL, LDGBLL, Gbll, Ldgbll, derivative_kl, m
 from bdl_pipe.baselines.map_blr import MAP_BLR, PointNetwork
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError, DataError, Diverged
+from bdl_pipe.errors import DataError, Diverged
 from bdl_pipe.linear_regression import best_variances, posterior, scaled
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
@@ -58,9 +58,7 @@ def gaussian_process(phi: np.ndarray, y: np.ndarray, star: np.ndarray, prior: fl
 
 @pytest.mark.parametrize("noise_of", ["one", "each input"])
 @each_method
-def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_the_features(
-    method: Method, noise_of: str
-) -> None:
+def test_the_predictive_equals_a_gaussian_process_with_the_kernel_of_features(method: Method, noise_of: str) -> None:
     """The features are float32, hence the tolerance of 1e-5; the state holds no training row."""
     data = make_tiny_table()
     state = fitted(method, data, noise=noise_of)
@@ -157,32 +155,6 @@ def test_each_step_draws_distinct_rows_for_its_derivatives() -> None:
     assert model.noise(6, 20, Seed(1).generator()) == {}  # the batch has 20 rows and all are used: no draw
 
 
-def other_rows(count: int) -> FitData:
-    """The tiny table with its rows shifted by ``count`` before the split, and ``count`` times a sine in its targets."""
-    data = make_tiny_table()
-    x = np.roll(np.concatenate([data.train.inputs, data.validation.inputs]), count, 0)
-    y = np.roll(np.concatenate([data.train.targets, data.validation.targets]), count, 0) + count * np.sin(x[:, :1])
-    return dataclasses.replace(data, train=Examples(x[:80], y[:80]), validation=Examples(x[80:], y[80:]))
-
-
-@each_method
-def test_members_on_different_rows_trained_together_equal_members_trained_alone(method: Method) -> None:
-    """Each member has its own rows in its layer, and its own number of epochs."""
-    constant = {"name": "adam", "lr": 1e-2, "grad_clip_norm": 1.0}  # a schedule would end with the last member
-    config = config_of(method, **trained_with(method, {"optimiser": constant}))
-    data, rngs, stage = [other_rows(m) for m in (0, 7, 30)], [Seed(m) for m in range(3)], method.stages["student"]
-    assert stage.fit_many is not None
-    many = stage.fit_many(data, [{}] * 3, config, rngs=rngs, report=Silent())
-    for state, rows, rng in zip(many, data, rngs, strict=True):
-        alone = stage.fit_one(rows, {}, config, rng=rng, report=Silent())
-        new, _ = rows.tensors("validation")
-        assert state.config["epochs"] == alone.config["epochs"]
-        a, b = (ExactLayerPosterior(s).predict(new) for s in (state, alone))
-        torch.testing.assert_close(a.mean, b.mean, atol=2e-6, rtol=2e-6)
-        torch.testing.assert_close(a.variance, b.variance, atol=2e-6, rtol=2e-6)
-    assert not torch.equal(many[0].tensors["mean"], many[1].tensors["mean"])
-
-
 def test_the_chosen_epochs_have_the_best_validation_score_of_the_exact_predictive() -> None:
     """The score of a number of epochs is the score of a fit that stops there (at a constant rate)."""
     data = make_tiny_table()
@@ -259,26 +231,16 @@ def test_the_variances_of_map_blr_maximise_the_evidence_of_its_features() -> Non
 
 
 @pytest.mark.parametrize("method", [GBLL, LDGBLL], ids=lambda m: m.name)
-def test_training_raises_the_evidence_and_decay_does_not_move_the_noise_variance(method: Method) -> None:
-    data = make_tiny_table()
-    section = {"early_stopping": None, "optimiser": {"name": "adamw", "lr": 2e-2, "weight_decay": 0.1}}
-    short, long = (fitted(method, data, epochs=epochs, **section) for epochs in (1, 80))
-    assert long.config["loss"] < short.config["loss"] - 0.3
-    new, targets = data.tensors("validation")
-    assert (ExactLayerPosterior(long).predict(new).mean - targets).square().mean() < 0.3 * targets.var()
+def test_decay_does_not_move_the_noise_variance(method: Method) -> None:
     still = {"name": "sgd", "lr": 1e-30, "weight_decay": 1e25}
-    kept = fitted(method, data, epochs=1, early_stopping=None, optimiser=still)
+    kept = fitted(method, make_tiny_table(), epochs=1, early_stopping=None, optimiser=still)
     assert float(kept.tensors["noise_variance"]) == pytest.approx(0.1, rel=1e-6)
 
 
-def test_too_many_rows_bad_settings_and_a_diverging_fit_are_refused() -> None:
+def test_too_many_rows_and_a_diverging_fit_are_refused() -> None:
     many = Examples(np.zeros((600_000, 4)), np.zeros((600_000, 1)))
     for method in METHODS:
         with pytest.raises(DataError, match=rf"^{method.name}: the data must have at most 555555 training rows for 9 "):
             fitted(method, dataclasses.replace(make_tiny_table(), train=many))
-    with pytest.raises(ConfigError, match=r"^methods\.gbll\.network\.dropout must be 0, got 0.1"):
-        config_of(GBLL, network={"name": "mlp", "hidden": [4], "dropout": 0.1})
-    with pytest.raises(ConfigError, match=r"^methods\.ldgbll\.network\.activation must be leaky_relu"):
-        config_of(LDGBLL, network={"name": "mlp", "hidden": [4]})
     with pytest.raises(Diverged, match="lower the learning rate"):
         fitted(GBLL, make_tiny_table(), optimiser={"name": "sgd", "lr": 1e30})

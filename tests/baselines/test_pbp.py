@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.baselines.moment_propagation import Beliefs, functions, log_normaliser, matched, outputs, rectified
-from bdl_pipe.baselines.pbp import PBP, PbpPosterior, Prior
+from bdl_pipe.baselines.pbp import PbpPosterior, Prior
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.seeds import Seed
 from tests.baselines.cases import unscaled
 from tests.cases import config_of, fit
@@ -106,11 +105,8 @@ def test_the_covariance_between_rows_is_that_of_drawn_networks() -> None:
 
 def test_an_update_of_a_linear_layer_is_the_exact_posterior_of_one_row() -> None:
     """Weights of an input and a bias; their posterior's moments by a sum over a grid of both."""
-    beliefs, row, target = (
-        network(1, 1),
-        torch.tensor([[1.3]], dtype=torch.float64),
-        torch.tensor([[2.0]], dtype=torch.float64),
-    )
+    beliefs = network(1, 1)
+    row, target = (torch.tensor([[value]], dtype=torch.float64) for value in (1.3, 2.0))
     (m,), (v,) = beliefs.means, beliefs.variances
     (w, b), (sw, sb) = m[0, 0].tolist(), v[0, 0].sqrt().tolist()
     grid_w, grid_b = np.meshgrid(
@@ -273,19 +269,3 @@ def test_other_rows_change_the_fit_and_validation_rows_do_not() -> None:
     half = Examples(data.train.inputs[::2], data.train.targets[::2])
     changed = fit("pbp", "student", dataclasses.replace(data, train=half), rng=Seed(3), epochs=1)
     assert not torch.equal(changed.tensors["mean.0"], one.tensors["mean.0"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "error"),
-    [
-        ({"network": {"name": "mlp", "hidden": [8], "activation": "tanh"}}, "network.activation must be relu"),
-        ({"network": {"name": "mlp", "hidden": [8], "dropout": 0.1}}, "network.dropout must be 0, got 0.1"),
-        ({"network": {"name": "mlp", "hidden": [8], "frequencies": [1.0]}}, "network.frequencies must be empty"),
-        ({"noise_shape": 1.0}, "noise_shape must be > 1, got 1.0"),
-        ({"weight_rate": 0.0}, "weight_rate must be > 0, got 0.0"),
-    ],
-)
-def test_a_config_that_has_no_moments_is_refused(changes: dict[str, Any], error: str) -> None:
-    with pytest.raises(ConfigError, match=error):
-        config_of("pbp", "regression", **changes)
-    assert PBP.tasks == ("regression",)

@@ -14,7 +14,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
-from tests.cases import CONFIGS, config_of, fit
+from tests.cases import fit
 from tests.refusals import refusal
 
 
@@ -89,14 +89,8 @@ def _columns(of: Examples) -> tuple[np.ndarray, np.ndarray]:
     return of.inputs, of.targets
 
 
-def test_settings_that_cannot_be_stacked_are_refused(tiny_table: FitData) -> None:
-    section = CONFIGS["stacked", "regression"]
-    quantiles = section["boosting"] | {"noise": "quantiles"}
-    message = refusal(config_of, "stacked", "regression", boosting=quantiles)
-    assert message == "ConfigError: methods.stacked.boosting.noise must be one, each input or best, got 'quantiles'"
-    message = refusal(fit, "stacked", "student", without_validation(tiny_table))
+def test_a_fit_without_validation_rows_is_refused(tiny_table: FitData) -> None:
+    rows = tiny_table.train
+    without = replace(tiny_table, validation=Examples(rows.inputs[:0], rows.targets[:0]))
+    message = refusal(fit, "stacked", "student", without)
     assert message == "ConfigError: methods.stacked must have validation rows, on which the share is found, got 0"
-
-
-def without_validation(data: FitData) -> FitData:
-    return replace(data, validation=Examples(data.train.inputs[:0], data.train.targets[:0]))

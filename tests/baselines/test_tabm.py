@@ -14,7 +14,7 @@ from torch.func import functional_call
 from bdl_pipe.artifacts import unstack
 from bdl_pipe.baselines.tabm import SharedLinear, Tabm, TabmConfig, fit
 from bdl_pipe.errors import ConfigError
-from bdl_pipe.networks import ConvNetConfig, MlpConfig
+from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.progress import Silent
@@ -226,9 +226,7 @@ def test_held_out_noise_maps_the_raw_variances_of_all_members_by_one_line() -> N
     assert -float(learner.predict(inputs, rng=Seed(0)).log_prob(targets).mean()) == pytest.approx(score, abs=1e-6)
 
 
-def test_other_networks_and_a_variance_floor_of_classes_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^network\.name must be mlp: .*, got 'convnet'"):
-        dataclasses.replace(CONFIG, network=ConvNetConfig("convnet", 4, 2))
+def test_a_variance_floor_of_classes_is_refused() -> None:
     floored = dataclasses.replace(CONFIG, variance_floor=0.1)
     with pytest.raises(ConfigError, match=r"^variance_floor must be null: classes have no variance, got 0.1"):
         fit([make_tiny_images()], [{}], floored, rngs=[Seed(0)], report=Silent())

@@ -8,18 +8,11 @@ from fractions import Fraction
 from mpmath import mp, mpf
 
 
-def irwin_hall(n: int, edge: Fraction, *, tail: bool = False) -> Fraction:
-    """The density at ``edge``, or the probability below it, of the sum of n uniforms on [0, 2].
-
-    Σ_k (−1)^k C(n, k) (x − k)^q / q!, x = edge/2.
-    """
-    q, x = n - 1 + tail, edge / 2
-    total = sum((-1) ** k * math.comb(n, k) * (x - k) ** q for k in range(int(x) + 1))
-    return Fraction(total) / math.factorial(q) / (1 if tail else 2)
-
-
 def on_lattice(half_widths: Sequence[int], edge: Fraction, *, tail: bool = False) -> Fraction:
-    """The same for any whole half-widths: the signed corners are the coefficients of Π(1 − z^2w)."""
+    """The density at ``edge``, or the probability below it, for whole half-widths.
+
+    The signed corners are the coefficients of Π(1 − z^2w).
+    """
     corners = Counter({0: 1})
     for w in half_widths:
         moved = Counter({at + 2 * w: -sign for at, sign in corners.items() if at + 2 * w < edge})

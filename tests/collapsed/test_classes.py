@@ -19,7 +19,7 @@ from bdl_pipe.collapsed.head import SCORES, Collapsed, Head
 from bdl_pipe.collapsed.integrals import few_uniforms
 from bdl_pipe.collapsed.integrals.piecewise import sigmoid_error
 from bdl_pipe.collapsed.integrals.softmax import within
-from bdl_pipe.config import read, to_mapping
+from bdl_pipe.config import to_mapping
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.networks import ConvNetConfig, MlpConfig
 from bdl_pipe.posterior import NetworkDraws, NetworkSpec
@@ -215,16 +215,6 @@ def test_without_ranges_ciber_equals_the_ensemble_of_snapshots(form: Form) -> No
 
 
 @forms
-def test_permuted_classes_have_permuted_probabilities_that_add_up_to_one(form: Form) -> None:
-    weights, rows, order = snapshots(), inputs(), torch.tensor([2, 0, 1])
-    got = predicted(form, weights, rows).draw_log_probs
-    torch.testing.assert_close(got.exp().sum(-1), torch.ones(3, 6).double(), rtol=1e-13, atol=0)
-    other = weights | {k: v[:, order] for k, v in weights.items() if k.startswith("head")}
-    permuted = predicted(form, other, rows).draw_log_probs
-    torch.testing.assert_close(permuted, got[..., order], rtol=1e-11, atol=1e-12)
-
-
-@forms
 def test_float32_agrees_with_float64(form: Form) -> None:
     weights, rows = snapshots(double=False), inputs(double=False)
     got = predicted(form, weights, rows).draw_log_probs
@@ -305,23 +295,6 @@ def test_each_snapshot_keeps_its_own_batch_norm_statistics() -> None:
     ensemble = NetworkDraws(spec, weights).predict(rows).draw_log_probs
     torch.testing.assert_close(got, ensemble, rtol=1e-5, atol=1e-6)
     assert (got[0] - got[1]).abs().max() > 1e-3
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"name": "cubic", "weights": 0, "pieces": 1}, r"form\.weights must be 1 … 10, or null for all, got 0"),
-        ({"name": "cubic", "weights": 11, "pieces": 1}, r"form\.weights must be 1 … 10, or null for all, got 11"),
-        ({"name": "cubic", "weights": 1, "pieces": 0}, r"form\.pieces must be 1 … 64, got 0"),
-        ({"name": "exact", "weights": 0}, r"form\.weights must be 1 … 3: .*, got 0"),
-        ({"name": "exact", "weights": 4}, r"form\.weights must be 1 … 3: .*, got 4"),
-        ({"name": "softmax", "weights": 2}, r"form\.weights is not a known key"),
-        ({"name": "linear"}, r"form\.name must be one of exact, cubic, softmax, got 'linear'"),
-    ],
-)
-def test_a_bad_form_is_refused(section: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(CiberConfig, {"form": section}, "methods.ciber")
 
 
 def fit(trajectory: State, form: Form) -> State:

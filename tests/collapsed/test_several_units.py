@@ -1,6 +1,5 @@
 """The output of several collapsed units: against Gauss rules on the cells of the box of their weights, and draws."""
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from bdl_pipe.collapsed.integrals.piecewise import triangle_and_uniform
 from bdl_pipe.collapsed.output_distributions import Linear, Part, Pieces
 from bdl_pipe.collapsed.rectified import Rectified, Unit, of_units
 from bdl_pipe.errors import DataError
+from tests.case_files import sections_of
 
 from . import oracle
 from .cases import numbers
@@ -94,44 +94,8 @@ def cdf(part: Part, y: float) -> float:
     return float(part.cdf(torch.tensor([[y]], dtype=torch.float64)))
 
 
-ONE = {
-    "switching": Case([(1.3, 0.1, [0.5, 0.3, 0.7])]),
-    "a negative weight": Case([(-0.9, -0.2, [0.5, 0.3, 0.7])]),
-    "no width": Case([(1.3, 0.1, [0.0, 0.0, 0.0])]),
-    "one width": Case([(1.3, 0.1, [0.0, 0.4, 0.0])]),
-}
-TWO = {
-    "both switch": Case([(1.3, 0.1, [0.5, 0.3]), (-0.7, 0.2, [0.9])]),
-    "the pair is always on": Case([(1.3, 1.1, [0.5, 0.3]), (0.7, -0.2, [0.9])]),
-    "the pair is never on": Case([(1.3, -1.1, [0.5, 0.3]), (0.7, -0.2, [0.9])]),
-    "the single one is always on": Case([(0.7, 1.2, [0.9]), (-1.3, 0.1, [0.5, 0.3])]),
-    "the single one is never on": Case([(0.7, -1.2, [0.9]), (1.3, 0.1, [0.5, 0.3])]),
-    "the single one is wide": Case([(1.3, 0.1, [0.5, 0.3]), (3.0, 0.2, [0.9])]),
-    "half as wide as the noise": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.4])]),
-    "as wide as the noise": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.8])]),
-    "narrow": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [1e-6])]),
-    "no width in the single one": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, 0.9, [0.0])]),
-    "no width, and off": Case([(1.3, 0.1, [0.5, 0.3]), (1.0, -0.9, [0.0])]),
-    "no width in the pair": Case([(1.3, 0.1, [0.0, 0.0]), (1.0, 0.3, [0.5])]),
-    "one width in the pair": Case([(1.3, 0.1, [0.0, 0.6]), (1.0, 0.3, [0.5])]),
-    "little noise": Case([(1.3, 0.1, [0.5, 0.3]), (-0.7, 0.2, [0.9])], radius=0.01),
-}
-THREE = {
-    "all switch": Case([(1.3, 0.1, [0.5]), (-0.7, 0.2, [0.9]), (0.4, -0.3, [0.6])]),
-    "on, off and between": Case([(1.3, 0.9, [0.5]), (-0.7, -1.2, [0.9]), (0.4, -0.3, [0.6])]),
-    "all on": Case([(1.3, 0.9, [0.5]), (-0.7, 1.2, [0.9]), (0.4, 0.7, [0.6])]),
-    "all off": Case([(1.3, -0.9, [0.5]), (-0.7, -1.2, [0.9]), (0.4, -0.7, [0.6])]),
-    "no width in two": Case([(1.3, 0.9, [0.0]), (-0.7, -1.2, [0.0]), (0.4, 0.1, [0.6])]),
-    "no width": Case([(1.3, 0.9, [0.0]), (-0.7, 1.2, [0.0]), (0.4, -0.1, [0.0])]),
-    "rarely on": Case([(1.3, -0.49999, [0.5]), (-0.7, 0.2, [0.9]), (0.4, -0.3, [0.6])]),
-    "two weights": Case([(1.3, 0.1, [0.5]), (-0.7, 0.2, [0.9])]),
-}
-CASES = {
-    f"{kind}: {name}": case
-    for kind, group in (("one", ONE), ("two", TWO), ("three", THREE))
-    for name, case in group.items()
-}
-SWITCHING = {"one": ONE["switching"], "two": TWO["both switch"], "three": THREE["all switch"]}
+CASES = {name: Case(**case) for name, case in sections_of(__file__).items()}
+SWITCHING = {"one": CASES["one: switching"], "two": CASES["two: both switch"], "three": CASES["three: all switch"]}
 cases = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
@@ -160,8 +124,8 @@ def test_a_wrong_unit_box_or_rectifier_changes_the_density(case: Case) -> None:
 
 
 def test_the_number_of_units_decides_the_form() -> None:
-    assert isinstance(ONE["switching"].part(), Rectified)
-    two, three = TWO["both switch"].part(), THREE["all switch"].part()
+    assert isinstance(SWITCHING["one"].part(), Rectified)
+    two, three = SWITCHING["two"].part(), SWITCHING["three"].part()
     assert isinstance(two, Pieces) and isinstance(two.part, Rectified) and len(two.share) == 2
     assert isinstance(three, Pieces) and isinstance(three.part, Linear) and len(three.share) == 8
     for part in (two, three):
@@ -209,29 +173,6 @@ def test_the_density_is_the_derivative_of_the_cdf_and_rescaling_keeps_both(part:
         moved = shift + scale * y
         torch.testing.assert_close(other.log_density(moved).exp(), part.log_density(y).exp() / 9, rtol=1e-9, atol=1e-12)
         torch.testing.assert_close(other.cdf(moved), part.cdf(y), rtol=1e-9, atol=1e-12)
-
-
-def repeated(part: Part, s: int, row: int, count: int) -> Part:
-    """One sample's distribution of one row, for ``count`` rows."""
-    values = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.name != "beside"}
-    values = {name: v[s : s + 1, row : row + 1] for name, v in values.items()}
-    return type(part)(**{name: v.expand(1, count, *v.shape[2:]) for name, v in values.items()})
-
-
-@pytest.mark.parametrize(
-    "part", [PARTS["Linear1"], PARTS["Linear8"], PARTS["Rectified4"]], ids=lambda p: type(p).__name__
-)
-def test_moments_are_the_integrals_of_the_density(part: Part) -> None:
-    """A Gauss rule on 100 cells of the support."""
-    axis, weight = (torch.tensor(v) for v in np.polynomial.legendre.leggauss(20))
-    for s, row in ((0, 0), (1, 2), (2, 4)):
-        low, high = (float(end[s, row, 0]) for end in part.reach)
-        size = (high - low) / 100
-        y = (low + size * (torch.arange(100)[:, None] + (axis + 1) / 2)).flatten()
-        mass = repeated(part, s, row, len(y)).log_density(y[:, None]).exp()[0, :, 0] * (weight * size / 2).repeat(100)
-        mean, variance = part.mean[s, row, 0], part.variance[s, row, 0]
-        integrals = torch.stack([mass.sum(), mass @ y, mass @ (y - mean) ** 2])
-        torch.testing.assert_close(integrals, torch.stack([mean**0, mean, variance]), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("widths", [(1,), (2,), (2, 1)])
@@ -287,13 +228,13 @@ def test_the_quadrature_on_cells_agrees_with_a_dense_grid(case: Case) -> None:
 
 def test_noise_below_the_rounding_and_more_than_ten_weights_of_a_unit_are_refused() -> None:
     with pytest.raises(DataError, match="radius must be above the rounding"):
-        density(Case(TWO["both switch"].units, radius=1e-20).part(), 1.0)
+        density(Case(SWITCHING["two"].units, radius=1e-20).part(), 1.0)
     with pytest.raises(DataError, match="half_widths must be at most 10"):
         rectified(11).log_density(torch.zeros(5, 1))
 
 
 def test_far_beyond_the_support_the_density_is_zero_and_the_cdf_zero_or_one() -> None:
     """So far out, knots round to the same number; one uniform has no width."""
-    part = TWO["no width in the single one"].part()
+    part = CASES["two: no width in the single one"].part()
     for y in (1e6, -1e9, 1e12):
         assert density(part, y) == 0 and cdf(part, y) == pytest.approx(float(y > 0), abs=1e-12)

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from bdl_pipe import config, networks
+from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.protocols.closed_form import TrunkMixture
-from bdl_pipe.coresets.protocols.network import ridge_head
 from bdl_pipe.coresets.shared.init import Coreset, balanced
 from bdl_pipe.coresets.shared.pool import ModelPool, PoolConfig
 from bdl_pipe.coresets.vbpc import method
@@ -18,8 +17,8 @@ from bdl_pipe.data.augment import AugmentConfig
 from bdl_pipe.networks import ConvNetConfig
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from tests.cases import HEAD, fit
-from tests.resuming import Watched, resumed, same_bits
+from tests.cases import fit
+from tests.resuming import resumed, same_bits
 
 from .cases import tiny_data, tiny_vbpc
 
@@ -55,31 +54,6 @@ def test_a_stopped_distillation_with_a_studied_setting_resumes_to_the_same_bits(
     undisturbed = distilling(settings)(Silent())
     assert same_bits(undisturbed, resumed(distilling(settings), 6))
     assert not same_bits(undisturbed, distilling(read())(Silent()))  # the setting changes the fit
-
-
-def test_distillation_lowers_the_loss_and_reports_it() -> None:
-    report, plain = Watched(), tiny_vbpc()["network"] | {"norm": "none"}
-    pool = {"networks": 1, "steps": 1000, "lr": 1.0e-6}  # one network that stands still
-    base = tiny_vbpc()["coreset"] | {"steps": 120, "batch": 60, "pool": pool}
-    tensors = distilling(read(coreset=base, network=plain), Seed(0))(report).tensors
-    losses = [m["loss"] for m in report.seen if m]
-    assert len(losses) == 6 and losses[-1] < 0.7 * losses[0], losses
-    assert tensors["images"].shape == tensors["raw"].shape == (6, 1, 8, 8) and tensors["labels"].shape == (6, 3)
-    torch.testing.assert_close(tensors["raw"], tensors["images"] * 0.25 + 0.4)
-
-
-def test_a_frepo_coreset_predicts_the_data_better_than_its_start() -> None:
-    """Under its own ridge regression, on a fresh network's features."""
-    base = tiny_vbpc()["coreset"] | {"steps": 60, "batch": 60, "lr": 0.05}
-    tensors = fit("frepo", "coreset", DATA, rng=Seed(2), coreset=base).tensors
-    network = networks.build(ConvNetConfig(**HEAD["network"]), DATA.input_shape, 3, rng=Seed(77)).eval()
-    start, losses = balanced(DATA, 2, 1.0, rng=Seed(2).fold("start")), []
-    inputs, targets = DATA.tensors("train")[0], torch.nn.functional.one_hot(DATA.tensors("train")[1], 3) - 1 / 3
-    for images, labels in ((tensors["images"], tensors["labels"]), (start.images, start.labels)):
-        with torch.no_grad():
-            head = ridge_head(network.trunk(images), labels, 1e-3)
-            losses.append(float((network.trunk(inputs).double() @ head - targets).square().mean()))
-    assert losses[0] < 0.9 * losses[1]
 
 
 def test_images_and_labels_move_by_their_own_learning_rates() -> None:

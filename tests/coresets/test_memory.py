@@ -24,7 +24,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, config_of
+from tests.cases import CONFIGS
 from tests.resuming import resumed, same_bits
 
 from .cases import central, drawn, relative, tiny_data, tiny_vbpc
@@ -170,15 +170,6 @@ def test_the_pool_trains_its_networks_on_the_earlier_and_the_new_rows(name: str)
     (slot, expected), (_, alone), state = by_hand(*union), by_hand(new.images, new.labels), surrogate._pool.state()
     assert all(torch.equal(state[key], value) for key, value in expected.items())
     assert not torch.equal(alone[f"{slot}.network.head.weight"], expected[f"{slot}.network.head.weight"])
-
-
-def test_an_unknown_increment_and_with_earlier_for_bpc_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"^methods\.vbpc\.coreset\.increment must be one of"):
-        read("vbpc", increment="both")
-    for name in ("bpc_fkl", "bpc_rkl", "bpc_w", "bpc_cd", "fbpc"):
-        outer = CONFIGS[name, "classification"]["outer"] | {"increment": "with_earlier"}
-        with pytest.raises(ConfigError, match=rf"^methods\.{name}\.outer\.increment"):
-            config_of(name, "classification", outer=outer)
 
 
 def test_an_earlier_coreset_of_other_inputs_or_of_one_row_is_refused() -> None:

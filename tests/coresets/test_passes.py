@@ -149,9 +149,7 @@ def apart(first: State, second: State) -> float:
     ],
     ids=["compiled", "both", "bfloat16"],
 )
-def test_compiled_and_bfloat16_passes_distil_nearly_the_same_and_resume(
-    pool: dict[str, Any], blocks: int, most: float
-) -> None:
+def test_compiled_and_bfloat16_passes_nearly_agree_and_resume(pool: dict[str, Any], blocks: int, most: float) -> None:
     """Each of the eight steps moves a label by at most .1, and an image by .01; .1 is less than two of them.
 
     Each fit compiles its own passes: one block in ``make test``, two in ``make soak``.

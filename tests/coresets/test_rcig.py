@@ -192,12 +192,7 @@ def test_the_average_weighs_all_steps_exponentially() -> None:
     assert relative(averaged.double(), images[-1].double()) > 1e-4
 
 
-def test_a_compiled_or_bfloat16_pool_and_a_network_without_relu_are_refused() -> None:
-    """The linearised network has a pass of its own, which would not obey the pool's setting."""
-    for name, value in (("compiled", True), ("precision", "bfloat16")):
-        pool = SECTION["coreset"]["pool"] | {name: value}
-        with pytest.raises(ConfigError, match=rf"methods\.rcig\.coreset\.pool\.{name} is not for rcig"):
-            read(coreset=SECTION["coreset"] | {"pool": pool})
+def test_a_network_without_relu_is_refused() -> None:
     plain = networks.build(networks.MlpConfig("mlp", (4,), activation="tanh"), (2,), 2, rng=Seed(0))
     with pytest.raises(ConfigError, match="ReLU"):
         linearised.Linearisation(plain, 60.0)

@@ -206,22 +206,6 @@ def test_selected_rows_are_different_training_rows_with_their_targets() -> None:
         selected(data, 8, 1.0, rng=Seed(3), choice="noise")
 
 
-REFUSED = [
-    ({"coreset": {"start": "noise"}}, "coreset.start must be random, kmeans or herding, got 'noise'"),
-    ({"coreset": {"increment": "with_earlier"}}, "coreset.increment must be alone, because a regression has no cl"),
-    (
-        {"coreset": {"augmentation": {"choose": "all", "operations": {"flip": 0.5, "noise": 0.1}}}},
-        "coreset.augmentation.operations must be only noise for the rows of a table, which mlp takes, got 'flip'",
-    ),
-]
-
-
-@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=["start", "increment", "augmentation"])
-def test_settings_without_a_meaning_for_rows_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config_of(METHOD, "regression", **section(**changes))
-
-
 def test_a_coreset_without_scales_is_refused() -> None:
     data = make_tiny_table()
     plain = Coreset.state(selected(data, 6, 1.0, rng=Seed(0)), data, {})
@@ -247,9 +231,3 @@ def test_images_with_real_valued_targets_have_a_coreset_too() -> None:
         data.tensors("validation")[0], rng=Seed(0)
     )
     assert predictive.mean.shape == (40, 2) and bool((predictive.variance > 0).all())
-
-
-def test_scales_are_the_exponentials_in_float64() -> None:
-    scales = Scales.of(torch.tensor([0.0, 1.0, -2.0]))
-    assert [value.dtype for value in scales] == [torch.float64] * 3
-    assert [float(value) for value in scales] == pytest.approx([1.0, math.e, math.exp(-2.0)])

@@ -36,7 +36,6 @@ ONLINE = {
     "chain_steps": 3,
     "average": 0.5,
 }
-FROZEN = cases.SECTION["target"] | {"batch_norm": "frozen"}
 SECTION = DARK_KNOWLEDGE | {"optimiser": {"name": "adam", "lr": 1e-2, "schedule": "cosine", "weight_decay": 1e-4}}
 
 
@@ -171,20 +170,6 @@ def test_a_start_at_a_draw_is_refused_without_draws_of_the_same_network():
     with pytest.raises(ConfigError, match="^" + re.escape(rule)):
         other = config(start="draw", network={"hidden": [7]})
         distil.student(DATA["classification"], inputs, other, rng=Seed(0), report=Silent())
-
-
-@pytest.mark.parametrize(
-    ("section", "message"),
-    [
-        ({"mode": {"name": "sideways"}}, r"mode\.name must be one of offline, online"),
-        ({"mode": ONLINE, "student": HEADS}, r"student\.name must be plain in the mode online"),
-        ({"mode": ONLINE, "start": "draw"}, "start must be fresh in the mode online, which stores no draw, got 'draw'"),
-        ({"mode": ONLINE | {"target": FROZEN}}, r"target\.batch_norm must be refused: .*, got 'frozen'"),
-    ],
-)
-def test_a_setting_that_does_not_fit_its_mode_is_refused(section, message):
-    with pytest.raises(ConfigError, match=message):
-        config(**section)
 
 
 def test_a_fresh_start_is_left_out_of_the_mapping():

@@ -66,9 +66,7 @@ def named(runs: list[Run]) -> list[str]:
 
 
 @cases("runs", "method size made_from expected")
-def test_made_from_chooses_the_runs_of_a_method(
-    method: str, size: str, made_from: str | None, expected: list[str]
-) -> None:
+def test_made_from_chooses_a_methods_runs(method: str, size: str, made_from: str | None, expected: list[str]) -> None:
     assert named(plan(method, SIZES[size], made_from=made_from)) == expected
 
 
@@ -123,6 +121,29 @@ def test_a_plugins_method_is_fitted_from_the_trajectory_that_it_needs(forgotten_
     assert len(model.predict_dist(x).predictive.draw_mean) == 2
     classifier = BayesianClassifier("snapshot_draws", pace=0.05).fit(x, x[:, 0] > 0)
     assert len(classifier.predict_dist(x).predictive.draw_log_probs) == 3
+
+
+KINDS: Final[dict[str, dict[str, Any]]] = {  # methods of one trajectory, several, chains, a teacher and a coreset
+    **{name: {} for name in ("swag", "ensemble", "sgmcmc", "dark_knowledge")},
+    "vbpc": {
+        "override": {"student": {"steps": 3}},
+        "upstream": {"vbpc": {"coreset": {"steps": 4, "pool": {"networks": 2, "steps": 2}}}},
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KINDS)
+def test_a_method_of_each_kind_of_input_fits_and_predicts(name: str) -> None:
+    random, labels = np.random.default_rng(0), np.arange(60) % 2
+    x: np.ndarray = random.normal(size=(60, 3)) + labels[:, None]
+    if name == "vbpc":
+        x = (random.integers(0, 100, (60, 8, 8)) + 100 * labels[:, None, None] * (np.arange(8) % 2)).astype(np.uint8)
+    model = BayesianClassifier(name, pace=0.01, **KINDS[name]).fit(x, labels)
+    probabilities = model.predict_proba(x)
+    assert probabilities.shape == (60, 2) and probabilities.sum(1) == pytest.approx(1, abs=1e-5)
+    of_labels = np.log(probabilities[np.arange(60), labels])
+    assert model.log_prob(x, labels) == pytest.approx(of_labels, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

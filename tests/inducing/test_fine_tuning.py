@@ -16,7 +16,7 @@ from bdl_pipe.inducing.methods import RandomWeightsPosterior, validate_sources
 from bdl_pipe.inducing.sparse import Kept
 from bdl_pipe.metrics import cost
 from bdl_pipe.progress import Report, Silent
-from bdl_pipe.registry import METHODS, posterior_of
+from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from tests.cases import LEARN, config_of, fit
 from tests.conftest import make_tiny_images, make_tiny_table
@@ -137,19 +137,6 @@ def test_a_section_that_does_not_fit_its_input_is_refused(name: str) -> None:
     changed = {k: v for k, v in change.items() if k != "source"}
     with pytest.raises(ConfigError, match=words):
         validate_sources("ffg_u", section(**GOOD | changed), {} if source is None else {"student": source})
-
-
-@pytest.mark.parametrize(
-    ("method", "share", "words"),
-    [
-        *(("ffg_u", share, "prune must be > 0 and < 1, or null") for share in (0.0, 1.0, -1.0)),
-        ("fcg_w", 0.5, "prune must be null: a full covariance"),
-    ],
-)
-def test_a_share_that_cannot_be_pruned_is_refused(method: str, share: float, words: str) -> None:
-    with pytest.raises(ConfigError, match=words):
-        section(method, prune=share)
-    assert METHODS["fcg_w"].stages["student"].needs == {"trajectory": "one_to_one"}
 
 
 def test_a_fit_refuses_an_input_that_does_not_match_its_section() -> None:

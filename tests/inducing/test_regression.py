@@ -81,9 +81,7 @@ def test_each_distance_covers_its_own_region_of_inputs() -> None:
     assert distance["data"] == distance["outside"] == 0 and distance["between"] > 0.4
 
 
-def test_a_stored_reference_is_read_back_with_every_tenth_function(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_stored_reference_is_read_with_every_tenth_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The file keeps every tenth function, chain by chain."""
     monkeypatch.setattr(nuts, "GRID", np.linspace(-2, 2, 3))
     monkeypatch.setattr(nuts, "KEPT", 80)
@@ -192,9 +190,7 @@ def test_a_method_at_its_prior_has_the_functions_of_the_reference_prior(kind: Ki
     assert regression.distances(ROUGH, prior, drawn_functions(wrong, 3000))["all"] > 0.5
 
 
-def test_the_bound_over_all_data_equals_torch_distributions(
-    problem: tuple[regression.Reference, Tensor, Tensor],
-) -> None:
+def test_the_bound_of_all_data_equals_torch_distributions(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
     """For two draws: the network of each draw, with torch.distributions."""
     _, x, y = problem
     net = methods.bayesian("ffg_u", Seed(0)).double()
@@ -229,9 +225,7 @@ def test_a_short_fit_is_nearer_to_the_reference_than_the_prior(
     assert plain < 0.2 * far < mirrored
 
 
-def test_an_ensemble_of_points_fits_the_data_with_distinct_members(
-    problem: tuple[regression.Reference, Tensor, Tensor],
-) -> None:
+def test_an_ensemble_fits_the_data_with_distinct_members(problem: tuple[regression.Reference, Tensor, Tensor]) -> None:
     reference, x, y = problem
     (nets,) = methods.fit_points(x, y, [Seed(0)], steps=300, rate=0.01)
     draws = methods.of_points(nets)(torch.from_numpy(reference.grid)).detach().double().numpy()

@@ -32,9 +32,8 @@ def expected(mean: Tensor, covariance: Tensor) -> np.ndarray:
 
 
 def independent() -> tuple[Tensor, Tensor]:
-    return 2 * draw(1, POINTS, CLASSES), 4 * torch.rand(
-        POINTS, CLASSES, generator=torch.Generator().manual_seed(2)
-    ).double()
+    generator = torch.Generator().manual_seed(2)
+    return 2 * draw(1, POINTS, CLASSES), 4 * torch.rand(POINTS, CLASSES, generator=generator).double()
 
 
 def dependent() -> tuple[Tensor, Tensor]:
@@ -127,8 +126,7 @@ def test_a_bound_is_a_setting_of_classes_alone(tiny_images: FitData) -> None:
     section = {"network": MLP, "input_shape": [4], "outputs": 1, "task": "regression", "features": None}
     layer = GAUSSIAN | {"name": "gaussian", "bound": "tilted"}
     message = refusal(read, LastLayerSpec, section | {"layer": layer}, "spec")
-    assert message.endswith(
-        "layer.bound must be jensen: the bound of regression is the expectation itself, got 'tilted'"
-    )
+    rule = "layer.bound must be jensen: the bound of regression is the expectation itself, got 'tilted'"
+    assert message.endswith(rule)
     rule = "ConfigError: bound must be one of jensen, tilted, bouchard, got 'taylor'"
     assert refusal(Discriminative, 4, 3, bound="taylor") == rule

@@ -7,17 +7,14 @@ import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal
 
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import Generative, Regression
 from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.last_layer.regression import condition
 from bdl_pipe.linear_regression import posterior
 from bdl_pipe.predictive import Categorical
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, GAUSSIAN, GENERATIVE, fit
-from tests.refusals import refusal
+from tests.cases import GAUSSIAN, GENERATIVE, fit
 
 from .cases import draw, perturbed
 from .generative_cases import CLASSES
@@ -162,11 +159,3 @@ def test_a_generative_fit_ends_with_the_exact_class_means(tiny_images: FitData) 
     torch.testing.assert_close(predictive.log_probs, expected.log_probs, rtol=1e-4, atol=1e-4)
     assert (before.log_probs - predictive.log_probs).abs().max() > 1e-2
     assert torch.equal(before.scores["refit_density"], predictive.scores["refit_density"])
-
-
-def test_the_exact_posterior_is_refused_for_methods_that_have_none() -> None:
-    not_fixed = dict.fromkeys(("vbll_bnn", "d_vbll_bnn", "g_vbll_bnn"), "for variational features, which are not fixed")
-    for name, why in {"d_vbll": "for a discriminative layer, which is not conjugate", **not_fixed}.items():
-        section = CONFIGS[name, METHODS[name].tasks[0]]
-        message = refusal(read, METHODS[name].config, {**section, "layer": section["layer"] | EXACT}, name)
-        assert message.endswith(f"layer.posterior must be variational {why}, got 'exact'")

@@ -89,22 +89,3 @@ def test_predict_uses_the_configured_rule(rule: str) -> None:
     if rule in softmax.CLOSED:
         expected = softmax.CLOSED[rule](*layer.logit_moments(features))
         torch.testing.assert_close(again, expected, rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("rule", ["sampled", "mean_field", "laplace_bridge", "quadrature"])
-def test_the_prediction_of_a_row_does_not_depend_on_other_rows(rule: str) -> None:
-    """If each row had its own normal numbers, a sampled probability would move by .18 with the order of rows."""
-    layer = perturbed(Discriminative(WIDTH, CLASSES, predictive=rule))
-    features = draw(1, ROWS, WIDTH)
-    whole = layer.predict(features, rng=Seed(1)).draw_log_probs
-    torch.testing.assert_close(layer.predict(features.flip(0), rng=Seed(1)).draw_log_probs.flip(1), whole)
-    torch.testing.assert_close(layer.predict(features[3:4], rng=Seed(1)).draw_log_probs, whole[:, 3:4])
-
-
-def test_the_default_predictive_is_nearer_to_quadrature_than_twenty_draws() -> None:
-    layer = perturbed(Discriminative(WIDTH, CLASSES))
-    features = draw(1, 200, WIDTH)
-    exact = softmax.quadrature(*layer.logit_moments(features))[0].exp()
-    sampled = softmax.sampled(*layer.logit_moments(features), 20, Seed(0)).exp().mean(0)
-    ours, theirs = ((means - exact).abs().mean() for means in (layer.predict(features).mean, sampled))
-    assert layer.predictive == "mean_field" and ours < theirs

@@ -1,4 +1,4 @@
-"""The generative last layer and its densities against torch.distributions, scipy and the published package."""
+"""The generative last layer, its densities and other class shares against torch, SciPy and the published package."""
 
 import math
 
@@ -6,13 +6,19 @@ import numpy as np
 import pytest
 import scipy.stats
 import torch
+from scipy.stats import multivariate_normal
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import Generative
 from bdl_pipe.last_layer.generative import Refit
+from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.networks.last_layer import log_densities
+from bdl_pipe.predictive import Categorical
 from bdl_pipe.seeds import Seed
+from tests.cases import fit
+from tests.refusals import refusal
 
 from .generative_cases import CLASSES, COUNTS, ROWS, WIDTH, draws, make, mixture, parts
 
@@ -49,20 +55,7 @@ def test_the_bound_equals_equation_52_and_the_loss_adds_its_prior_terms_per_row(
     torch.testing.assert_close(layer.loss(features, labels, num_train=49), expected, rtol=1e-12, atol=0)
 
 
-def test_the_kl_is_zero_at_the_prior_and_not_negative_near_it() -> None:
-    layer = Generative(WIDTH, CLASSES, class_counts=COUNTS, prior_variance=1.7)
-    with torch.no_grad():
-        layer.mean.zero_()
-        layer.log_std.fill_(0.5 * math.log(1.7))
-        assert layer.kl() == pytest.approx(0, abs=1e-12)
-        for step in (1e-4, -1e-4, 1e-3):
-            layer.log_std.fill_(0.5 * math.log(1.7) + step)
-            assert layer.kl() >= 0
-
-
-def test_the_prediction_and_the_log_density_equal_bayes_rule_and_scipys_mixture(
-    layer: Generative, features: Tensor
-) -> None:
+def test_prediction_and_log_density_equal_bayes_rule_and_scipys_mixture(layer: Generative, features: Tensor) -> None:
     mean, spread, noise, alpha = parts(layer)
     joint = mixture(features, mean, noise + spread, alpha)
     predictive, density = layer.predict(features, rng=Seed(1)), np.log(joint.sum(1))
@@ -200,3 +193,60 @@ def test_a_refit_does_not_change_the_layer(layer: Generative, features: Tensor, 
     for value in noise.buffers():
         value.add_(1)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+SHARES = [0.7, 0.0, 0.3]
+OF_FOUR = [0.7, 0.0, 0.2, 0.1]
+
+
+def test_the_shares_replace_the_class_prior_in_bayes_rule(layer: Generative, features: Tensor) -> None:
+    """Wrong: the training rows' shares stay in the product, or the shares count twice."""
+    with torch.no_grad():
+        predictive = layer.predict(features, class_shares=OF_FOUR)
+        variance = layer.noise_variance + torch.exp(2 * layer.log_std)
+        own = layer.class_log_probs.exp().numpy()
+        unchanged = layer.predict(features, class_shares=own.tolist())
+        before = layer.predict(features)
+    densities = np.stack(
+        [
+            multivariate_normal.pdf(features.numpy(), mean.numpy(), np.diag(scale.numpy()))
+            for mean, scale in zip(layer.mean.detach(), variance, strict=True)
+        ],
+        -1,
+    )
+    joint = densities * OF_FOUR
+    np.testing.assert_allclose(predictive.mean, joint / joint.sum(-1, keepdims=True), rtol=1e-9)
+    background = multivariate_normal.logpdf(features.numpy(), np.zeros(WIDTH), layer.feature_prior_variance.detach())
+    np.testing.assert_allclose(predictive.scores["feature_density"], np.log(joint.sum(-1)) - background, rtol=1e-9)
+    torch.testing.assert_close(unchanged.log_probs, before.log_probs)
+    for wrong in (joint * own, joint * OF_FOUR):
+        assert not np.allclose(predictive.mean, wrong / wrong.sum(-1, keepdims=True), atol=1e-3)
+
+
+def test_a_posterior_predicts_at_other_shares(tiny_images: FitData) -> None:
+    posterior = LastLayerPosterior.from_state(fit("g_vbll_bnn", "student", tiny_images, {}, rng=Seed(5)))
+    inputs, _ = tiny_images.tensors("validation")
+    before = posterior.predict(inputs, rng=Seed(1))
+    after = posterior.predict(inputs, rng=Seed(1), class_shares=SHARES)
+    assert isinstance(before, Categorical) and isinstance(after, Categorical)
+    layer = posterior.learner.layer
+    assert isinstance(layer, Generative)
+    shifted = before.draw_log_probs + torch.tensor(SHARES).log() - layer.class_log_probs.detach()
+    torch.testing.assert_close(after.draw_log_probs.exp(), shifted.softmax(-1), rtol=1e-3, atol=1e-5)
+    assert (after.mean - before.mean).abs().max() > 0.1 and (after.mean[:, 1] == 0).all()
+    assert torch.equal(posterior.predict(inputs, rng=Seed(1)).mean, before.mean)  # the posterior is not changed
+
+
+@pytest.mark.parametrize(
+    "shares", [[0.5, 0.5], [0.5, 0.6, 0.0, -0.1], [0.5, 0.5, 0.5, 0.0], [0.5, 0.5, 0.0, float("nan")]]
+)
+def test_shares_that_are_no_distribution_are_refused(shares: list[float], layer: Generative, features: Tensor) -> None:
+    message = refusal(layer.predict, features, class_shares=shares)
+    assert message == f"DataError: class_shares must be 4 numbers >= 0 with the sum 1, got {shares}"
+
+
+def test_other_layers_refuse_class_shares(tiny_images: FitData) -> None:
+    posterior = LastLayerPosterior.from_state(fit("d_vbll", "student", tiny_images, {}, rng=Seed(5)))
+    inputs, _ = tiny_images.tensors("validation")
+    message = refusal(posterior.predict, inputs, rng=Seed(0), class_shares=SHARES)
+    assert message == "UserError: class_shares are for a generative last layer: other layers have no class prior"

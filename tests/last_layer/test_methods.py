@@ -12,14 +12,12 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer.generative import Generative
 from bdl_pipe.last_layer.learner import LastLayerLearner, LastLayerSpec
 from bdl_pipe.last_layer.methods import G_VBLL, G_VBLL_BNN, VBLL_BNN, LastLayerPosterior
-from bdl_pipe.last_layer.settings import FeaturesConfig, GaussianLayer
 from bdl_pipe.method import Method
 from bdl_pipe.predictive import Categorical, Gaussian
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.learner import FitResult
 from tests.cases import CONFIGS, FEATURES, GAUSSIAN, MLP, fit
-from tests.refusals import refusal
 
 RNG = Seed(5).fold("member", 0)
 
@@ -70,18 +68,6 @@ def test_a_gaussian_linear_layer_after_a_point_trunk_equals_torch_distributions(
     predictive = model.eval().predict(inputs, rng=Seed(2))
     assert isinstance(predictive, Categorical) and (parts[0] - parts[1]).abs().max() > 1e-3
     torch.testing.assert_close(predictive.draw_log_probs, torch.stack(parts))
-
-
-def test_a_prior_variance_is_for_a_linear_layer_and_a_rank_for_low_rank_alone() -> None:
-    rule = "ConfigError: features.prior_variance must be > 0 if stochastic is linear"
-    for change in ({"prior_variance": None}, {"stochastic": "all"}, {"prior_variance": 0.0}):
-        assert refusal(read, FeaturesConfig, LINEAR | change, "features").startswith(rule)
-    for changes, rule in (
-        ({"covariance": "lowrank"}, "must be > 0 for lowrank, got None"),
-        ({"covariance": "lowrank", "rank": 0}, "must be > 0 for lowrank, got 0"),
-        ({"rank": 2}, "must be null for dense, got 2"),
-    ):
-        assert refusal(read, GaussianLayer, GAUSSIAN | changes, "layer") == f"ConfigError: layer.rank {rule}"
 
 
 def test_weight_decay_applies_to_a_point_trunk_alone() -> None:

@@ -11,12 +11,9 @@ from scipy.special import multigammaln
 from scipy.stats import invgamma, invwishart, multivariate_t, norm, t
 from torch import Tensor
 
-from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import StudentRegression
 from bdl_pipe.last_layer.methods import LastLayerPosterior
-from bdl_pipe.last_layer.settings import GaussianLayer
-from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
 from tests.cases import CONFIGS, GAUSSIAN, fit
@@ -140,20 +137,6 @@ def test_the_predictive_integrates_over_the_noise() -> None:
     np.testing.assert_allclose(by_mixture, predictive.log_prob(near), atol=0.05)
 
 
-def test_the_student_t_equals_scipys() -> None:
-    location, squared = draw(1, 5, 2), draw(2, 5, 2).square() + 0.1
-    targets, ours = draw(3, 5, 2), StudentT(location[None], squared[None], 4.5)
-    theirs = t(4.5, loc=location.numpy(), scale=squared.sqrt().numpy())
-    np.testing.assert_allclose(ours.log_prob(targets), theirs.logpdf(targets.numpy()).sum(-1))
-    np.testing.assert_allclose(ours.cdf(targets), theirs.cdf(targets.numpy()))
-    np.testing.assert_allclose(ours.variance, theirs.var())
-    np.testing.assert_allclose(ours.quantile(0.05), theirs.ppf(0.05))
-    assert StudentT(location[None], squared[None], 2.0).variance.isinf().all()
-    moved = ours.rescale(torch.tensor([3.0, 0.0]), torch.tensor([2.0, 5.0]))
-    own = torch.tensor([3.0, 0.0]) + torch.tensor([2.0, 5.0]) * targets
-    torch.testing.assert_close(moved.log_prob(own), ours.log_prob(targets) - math.log(10))
-
-
 CONJUGATE = {**GAUSSIAN, "noise_posterior": "conjugate"}
 
 
@@ -212,18 +195,6 @@ def test_variational_features_make_a_mixture_of_student_ts(tiny_table: FitData) 
     np.testing.assert_allclose(predictive.log_prob(held), np.log(np.mean(densities, 0)), rtol=1e-4)
 
 
-def test_settings_that_a_conjugate_noise_lacks_are_refused() -> None:
-    for changes, rule in (
-        ({"noise": "each input"}, "noise must be one if noise_posterior is conjugate, got 'each input'"),
-        ({"kl_weight": 0.0}, "kl_weight must be > 0 if noise_posterior is conjugate, got 0.0"),
-        (
-            {"posterior": "exact", "covariance": "diagonal"},
-            "covariance must be dense for the exact posterior of a conjugate noise, got 'diagonal'",
-        ),
-    ):
-        assert refusal(read, GaussianLayer, CONJUGATE | changes, "layer") == f"ConfigError: layer.{rule}"
+def test_a_prior_that_is_improper_for_the_outputs_is_refused() -> None:
     improper = "ConfigError: wishart_dof must be > 1, the outputs less one, for conjugate noise, got 1.0"
     assert refusal(StudentRegression, WIDTH, 2, num_train=3) == improper
-    section = CONFIGS["d_vbll", "classification"]
-    message = refusal(read, METHODS["d_vbll"].config, section | {"layer": CONJUGATE}, "d_vbll")
-    assert message.endswith("layer.noise_posterior must be point: classes have no noise of targets, got 'conjugate'")

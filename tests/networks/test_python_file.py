@@ -100,9 +100,7 @@ def test_weights_depend_on_their_seed_and_leave_torchs_generator_unchanged(file:
 
 
 @cases("objects", "name shape message")
-def test_an_object_that_is_no_usable_network_is_refused_in_one_line(
-    file: str, name: str, shape: list[int], message: str
-) -> None:
+def test_an_object_that_is_no_network_is_refused(file: str, name: str, shape: list[int], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         read_and_build(file, name, tuple(shape))
     assert "\n" not in str(raised.value)

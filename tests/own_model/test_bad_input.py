@@ -220,9 +220,7 @@ UNLINEAR: dict[str, nn.Module] = {
 
 
 @pytest.mark.parametrize("name", UNLINEAR)
-def test_a_model_that_cannot_be_linearised_is_refused_before_its_fit(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_model_that_cannot_be_linearised_is_refused_before_a_fit(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Laplace over all layers linearises it at each prediction; over the last layer it need not."""
     model = nn.Sequential(nn.Linear(4, 4), UNLINEAR[name], nn.Linear(4, 3))
     kfac = METHODS["kfac_laplace"]

@@ -207,19 +207,6 @@ def test_a_convolution_with_groups_keeps_its_weights_and_says_so() -> None:
     assert any("module.0.weight" in note or "0.weight" in note for note in posterior.notes)
 
 
-def test_a_model_of_means_alone_gets_no_log_variances() -> None:
-    """Its noise is the mean square of its errors on the training rows, one for each target."""
-    model = net(2)
-    posterior = bayesianise(model, "kfac_laplace", loader(2), task="regression", config={"draws": 3})
-    assert draws(posterior)["head.weight"].shape == (3, 2, WIDTH)
-    point = bayesianise(model, "deterministic", loader(2), task="regression")
-    x, y = data(2).tensors
-    with torch.no_grad():
-        errors = (model(x) - y).square().mean(0)
-    variance = point.predict(x).draw_variance[0].float()
-    torch.testing.assert_close(variance, errors.expand(ROWS, 2), rtol=1e-4, atol=0)
-
-
 NOTE = "the posterior is over a copy of lm_head.weight; shared.weight, which is the same weight, stays as it is"
 
 

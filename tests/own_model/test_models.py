@@ -185,18 +185,6 @@ def test_the_joint_of_grouped_inputs_shares_its_draws(case: Case) -> None:
     torch.testing.assert_close(joint, meant, check_dtype=False, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_recalibration_on_held_out_rows_raises_their_likelihood(case: Case) -> None:
-    posterior = fitted(case, "swag", epochs=2)
-    held = case.loader(300, seed=2)
-    inputs, labels = (texts if isinstance(case.model, Text) else images)(300, seed=2)
-    recalibrated = posterior.recalibrated(held)
-    assert recalibrated.recalibration is not None and recalibrated.recalibration.factor != 1
-    scores = [float(predicted(p, inputs).log_prob(labels).mean()) for p in (posterior, recalibrated)]
-    assert scores[1] > scores[0]
-    assert posterior.recalibration is None
-
-
 def notes(lr: float) -> tuple[str, ...]:
     """The notes about chains of a logistic regression, whose posterior has one mode."""
     generator = torch.Generator().manual_seed(0)

@@ -1,18 +1,14 @@
-"""torch's settings, float64 and threads of the user's code around :func:`bdl_pipe.bayesianise`."""
+"""torch's settings and float64 of the user's code around :func:`bdl_pipe.bayesianise`."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from bdl_pipe import METHODS, ModulePosterior, bayesianise
+from bdl_pipe import bayesianise
 from bdl_pipe.errors import DataError
-from bdl_pipe.own_model.start import able
-from tests.threads import assert_same_wherever
 from tests.torch_modes import float64_as_the_default
 
 from .models import Function
@@ -89,44 +85,3 @@ def test_inputs_that_float32_would_not_keep_apart_are_refused(inputs: Tensor, sp
     rule = r"train_loader: inputs must keep values from .* apart in float32, which rounds them by up to .*; subtract"
     with pytest.raises(DataError, match=rule):
         bayesianise(shifted, "kfac_laplace", [(inputs[:30], Y[:30]), (inputs[30:], Y[30:])])
-
-
-ROWS = torch.randn(64, 3, generator=torch.Generator().manual_seed(0))
-TARGETS = ROWS[:, :1] - ROWS[:, 1:2] ** 2
-LABELS = (TARGETS[:, 0] > 0).long()
-ALONE = ("deterministic", "kfac_laplace")  # they train nothing
-QUICK = ("kfac_laplace", "swag", "d_vbll", "ffg_u")
-
-
-def cases() -> list[Any]:
-    """Return every method on each of its tasks."""
-    pairs = [(method, task) for method in able() for task in METHODS[method].tasks]
-    return [pytest.param(*pair, marks=[pytest.mark.soak] * (pair[0] not in QUICK), id="-".join(pair)) for pair in pairs]
-
-
-def fitted(method: str, task: str) -> ModulePosterior:
-    network = nn.Sequential(nn.Linear(3, 8), nn.ReLU(), nn.Dropout(0.2), nn.Linear(8, 1 if task == "regression" else 2))
-    targets = TARGETS if task == "regression" else LABELS
-    loader = [(ROWS[start : start + 16], targets[start : start + 16]) for start in range(0, 64, 16)]
-    more: dict[str, Any] = {} if method in ALONE else {"epochs": 1}
-    if method == "kfac_laplace":
-        more = {"config": {"layers": "all"}}
-    if method == "dark_knowledge":
-        more["teacher"] = bayesianise(network, "kfac_laplace", loader)
-    return bayesianise(network, method, loader, **more)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("method", "task"), cases())
-def test_answers_to_eight_threads_and_of_a_copy_equal_the_answers_alone(method: str, task: str) -> None:
-    posterior = fitted(method, task)
-    targets = torch.zeros(1, 3, 1) if task == "regression" else torch.zeros(1, 3, dtype=torch.int64)
-    calibrated = posterior.recalibrated([(ROWS, TARGETS if task == "regression" else LABELS)])
-
-    def ask(of: tuple[ModulePosterior, ModulePosterior], part: torch.Tensor) -> list[np.ndarray]:
-        plain, recalibrated = of
-        predictives = [plain.predict(part), plain.predict_dist(part), recalibrated.predict(part)]
-        joint = plain.joint(part[None], draws=4).log_prob(targets)
-        return [*(p.mean.numpy() for p in predictives), *(p.variance.numpy() for p in predictives), joint.numpy()]
-
-    assert_same_wherever((posterior, calibrated), ask, ROWS, times=4)

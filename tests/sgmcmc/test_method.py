@@ -18,27 +18,12 @@ from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import method
 from bdl_pipe.sgmcmc.sampler import NetworkChains
 from bdl_pipe.training.snapshots import snapshot
+from tests.case_files import sections_of
 from tests.resuming import resumed, same_bits
 from tests.sgmcmc import cases
 
 DATA = {"classification": cases.images(), "regression": cases.table()}
-KERNELS = {
-    "sgld": {"kernel": {"name": "sgld"}, "step_size": {"name": "constant", "value": 1e-4}},
-    "psgld": {"kernel": {"name": "psgld", "decay": 0.9, "damping": 0.1}},
-    "sghmc, cyclical": {
-        "kernel": {"name": "sghmc", "friction": 0.1},
-        "step_size": {"name": "cyclical", "value": 1e-2, "cycle": 23, "exploration": 0.5},
-    },
-    "sgnht": {
-        "kernel": {"name": "sgnht", "friction": 0.1, "thermostat": 0.01},
-        "step_size": {"name": "scaled", "rate": 1e-3},
-    },
-    "hmc": {
-        "kernel": {"name": "hmc", "leapfrogs": 3, "jitter": 0.1, "acceptance": 0.8},
-        "step_size": {"name": "constant", "value": 1e-3},
-        "batch": None,
-    },
-}
+KERNELS = sections_of(__file__)
 tasks = pytest.mark.parametrize("task", list(DATA))
 linear = pytest.fixture(cases.registered_linear)
 
@@ -72,9 +57,7 @@ def test_chains_that_are_stopped_and_resumed_end_with_the_same_bits(task, name):
 
 
 @pytest.mark.parametrize(("curved", "least", "most"), [(0.0, 24.0, 29.0), (4.0, 5.0, 10.0)])
-def test_a_noise_precision_of_null_is_estimated_by_a_linear_model_or_trees(
-    curved: float, least: float, most: float
-) -> None:
+def test_a_noise_precision_of_null_is_estimated_by_a_line_or_by_trees(curved: float, least: float, most: float) -> None:
     """Noise of precision 25: a linear model finds it where the targets are linear.
 
     On a curve the linear model finds 1.6, and trees 7.3.
@@ -259,23 +242,6 @@ def test_frozen_batch_norm_needs_a_batch_norm_with_running_statistics_and_a_traj
         fit("classification", **FROZEN)
     with pytest.raises(ConfigError, match=r"^target.network.norm must be .*, or target.batch_norm must be frozen"):
         fit("classification", target=BATCH_NORM)
-
-
-@pytest.mark.parametrize(
-    ("sampler", "error"),
-    [
-        ({"temperature": 0}, r"^methods.sgmcmc.sampler.temperature must be > 0, got 0.0"),
-        ({"batch": 0}, r"^methods.sgmcmc.sampler.batch must be > 0 or null, got 0"),
-        (
-            {"kernel": {"name": "hmc", "leapfrogs": 2}},
-            r"^methods.sgmcmc.sampler.batch must be null for .*hmc.*, got 16",
-        ),
-        ({"kernel": {"name": "nuts"}}, r"sampler.kernel.name must be one of sgld, psgld, sghmc, sgnht, hmc"),
-    ],
-)
-def test_the_error_of_an_invalid_sampler_names_its_key(sampler, error):
-    with pytest.raises(ConfigError, match=error):
-        cases.settings(sampler=sampler)
 
 
 @tasks

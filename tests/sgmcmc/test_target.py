@@ -5,6 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from torch.distributions import Categorical as TorchCategorical
 from torch.distributions import Normal
 from torch.func import functional_call
@@ -91,13 +92,9 @@ def test_only_networks_that_do_not_normalise_over_rows_factorise():
 
 
 def test_a_batch_norm_is_found_in_a_network_of_any_class():
-    for norm in (
-        torch.nn.BatchNorm1d(3),
-        torch.nn.SyncBatchNorm(3),
-        torch.nn.BatchNorm1d(3, track_running_stats=False),
-    ):
-        assert not factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Sequential(norm)))
-    assert factorises(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)))
+    for norm in (nn.BatchNorm1d(3), nn.SyncBatchNorm(3), nn.BatchNorm1d(3, track_running_stats=False)):
+        assert not factorises(nn.Sequential(nn.Linear(3, 3), nn.Sequential(norm)))
+    assert factorises(nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3)))
 
 
 def test_the_log_joint_equals_the_targets_log_density_up_to_a_constant() -> None:

@@ -97,9 +97,7 @@ def same(one: FitResult, other: FitResult, **tolerance: float) -> None:
 
 @pytest.mark.parametrize("early_stopping", [None, CHOOSE], ids=["fixed", "chosen"])
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_members_trained_together_end_where_each_member_alone_ends(
-    early_stopping: EarlyStopping | None, name: str
-) -> None:
+def test_members_trained_together_end_where_each_ends_alone(early_stopping: EarlyStopping | None, name: str) -> None:
     schedule = "constant" if early_stopping else "cosine"
     optimiser = OptimiserConfig(name, 1e-2, schedule=schedule, weight_decay=0.1, grad_clip_norm=0.5)  # type: ignore[arg-type]
     data = [table(m, shift=20.0 * m) for m in range(3)]  # so different that a shared gradient norm would show

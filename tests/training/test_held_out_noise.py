@@ -1,4 +1,4 @@
-"""The noise variance of the best likelihood: a closed form, grids, and the predictive of a variational network."""
+"""The noise of the best likelihood: a closed form, grids, a variational network, and the layers' covariances."""
 
 import dataclasses
 import math
@@ -7,22 +7,21 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from torch.distributions import Normal
 
 from bdl_pipe.baselines.bnn import Bnn, BnnConfig, BnnSpec
 from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.errors import ConfigError
+from bdl_pipe.last_layer.regression import Regression
 from bdl_pipe.networks import MlpConfig
 from bdl_pipe.posterior import NetworkSpec
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.fit import fit_epochs
-from bdl_pipe.training.learner import EarlyStopping, TrainingConfig
-from bdl_pipe.training.likelihood import least_head_nll, least_nll
+from bdl_pipe.training.learner import TrainingConfig
+from bdl_pipe.training.likelihood import least_head_nll, least_nll, least_noise
 from bdl_pipe.training.loop import OptimiserConfig
-from bdl_pipe.training.snapshots import MomentsConfig
 from bdl_pipe.trajectory import sgd
-from bdl_pipe.trajectory.sgd import SgdConfig
 from tests.baselines.cases import unscaled
 
 
@@ -102,12 +101,6 @@ def test_variances_of_a_head_move_along_the_line_and_its_means_do_not(floor: flo
     torch.testing.assert_close(after[:, 2:], 0.7 + 0.4 * before[:, 2:])
 
 
-def test_validation_noise_is_refused_with_moments_of_weights() -> None:
-    options = {"early_stopping": EarlyStopping(20, None), "moments": MomentsConfig(3, 1), "noise": "validation"}
-    with pytest.raises(ConfigError, match=r"noise must be learned if moments"):
-        SgdConfig(MlpConfig("mlp", (4,)), 60, 3, 20, OptimiserConfig("adamw", 1e-2), **options)
-
-
 def underfitted(draws: int = 8) -> tuple[BnnConfig, FitData]:
     """A variational network after 20 epochs: its draws disagree, and its loss counts their disagreement as noise."""
     random = np.random.default_rng(3)
@@ -143,3 +136,30 @@ def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
     assert all(at_own < loss(estimate + shift, 5) + 1e-2 for shift in (-1.0, -0.5, -0.2, 0.2, 0.5, 1.0))
     for name, value in learned.state.items():
         assert name == "likelihood.log_variance" or torch.equal(value, estimated.state[name]), "only the noise differs"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_noise_factor_is_the_best_of_a_grid(seed: int) -> None:
+    random = torch.Generator().manual_seed(seed)
+    mean, unit = (torch.randn(60, 2, generator=random).double() for _ in range(2))
+    targets, noise = mean + 3 * unit, torch.tensor([0.2, 1.5])
+    parts = [slice(0, 25), slice(25, None)]  # rows come in parts
+    predicted = [(Gaussian(mean[None, at], 1 + noise.expand(1, len(mean[at]), 2)), targets[at]) for at in parts]
+
+    def nll(factor: float) -> float:
+        return -float(Normal(mean, (factor * noise).sqrt()).log_prob(targets).sum(-1).mean())
+
+    score, log_factor = least_noise(predicted, noise)
+    best = min(torch.logspace(-2, 4, 6001).tolist(), key=nll)
+    assert math.exp(log_factor) == pytest.approx(best, rel=2e-3)
+    assert score == pytest.approx(nll(math.exp(log_factor)), abs=1e-6)
+
+
+def test_scaled_noise_multiplies_the_noise_covariance_by_the_factor() -> None:
+    layer = Regression(4, 3, covariance="dense", rank=None, prior_variance=1.0, wishart_dof=1.0, wishart_scale=0.1)
+    with torch.no_grad():
+        layer.noise_factor.normal_()
+        layer.noise_log_root.normal_()
+    before = layer.noise_covariance.detach()
+    layer.load_state_dict({**layer.state_dict(), **layer.scaled_noise(0.7)})
+    torch.testing.assert_close(layer.noise_covariance.detach(), math.exp(0.7) * before)

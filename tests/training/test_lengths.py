@@ -9,7 +9,6 @@ import torch
 from bdl_pipe.artifacts import to_bytes
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.size import Size
-from bdl_pipe.errors import ConfigError
 from bdl_pipe.predictive import Predictive
 from bdl_pipe.progress import Report, Silent
 from bdl_pipe.training.fit import fit_epochs
@@ -63,9 +62,7 @@ def test_the_search_ends_at_the_first_worse_length() -> None:
     fit([TABLES[0]], RNGS[:1], HOW, report)
     (final,) = fit([TABLES[0]], RNGS[:1], HOW)
     assert max(tried) < 20, "a search that ends early"
-    assert (
-        len(report.steps) == 3 * sum(tried) + 5 * final.epochs
-    )  # steps of the search's epochs, and of the final fit's
+    assert len(report.steps) == 3 * sum(tried) + 5 * final.epochs, "steps of the search, and of the final fit"
     shares = [step / total for step, total in report.steps]
     assert all(0 < share <= 1 for share in shares) and shares[-1] == 1.0
 
@@ -108,14 +105,6 @@ def test_a_fit_without_a_finite_score_runs_all_epochs() -> None:
     training = dataclasses.replace(HOW, early_stopping=EarlyStopping(4, None), noise="validation")
     (fitted,) = fit_epochs(lambda _, rng: Lost(rng), TABLES[:1], training, rngs=RNGS[:1], report=Silent())
     assert fitted.epochs == 40
-
-
-def test_patience_and_averaged_are_refused_with_a_schedule() -> None:
-    cosine = OptimiserConfig("adam", 1e-2, schedule="cosine")
-    with pytest.raises(ConfigError, match=r"^early_stopping\.patience must be null with optimiser\.schedule cosine"):
-        config(early_stopping=EarlyStopping(2, 4), optimiser=cosine)
-    with pytest.raises(ConfigError, match=r"^early_stopping\.averaged must be false with optimiser\.schedule cosine"):
-        config(early_stopping=EarlyStopping(2, None, averaged=True), optimiser=cosine)
 
 
 @pytest.mark.parametrize("rows", [300, 3_000, 30_000, 200_000])

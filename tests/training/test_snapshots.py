@@ -237,8 +237,6 @@ def test_optional_keys_that_are_absent_are_not_written() -> None:
     assert all(read(NetworkSpec, to_mapping(s), "s") == s for s in (spec, floored))
 
 
-def test_extra_epochs_without_early_stopping_and_a_variance_floor_of_classes_are_refused(tiny_images: FitData) -> None:
-    rule = "extra_epochs must be 0 if early_stopping is null, got 5"
-    assert refusal(read, SgdConfig, SECTION | {"extra_epochs": 5}, "s") == f"ConfigError: s.{rule}"
+def test_a_variance_floor_of_classes_is_refused(tiny_images: FitData) -> None:
     rule = "variance_floor must be null: classes have no variance, got 0.1"
     assert refusal(trajectory, tiny_images, variance_floor=0.1) == f"ConfigError: {rule}"

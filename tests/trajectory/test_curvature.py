@@ -145,10 +145,8 @@ def test_the_factors_of_a_convnet_equal_the_factors_of_curvlinops(likelihood: st
     config = ConvNetConfig("convnet", 4 if norm != "group" else 8, 2, norm=norm, pool=pool)  # type: ignore[arg-type]
     spec = NetworkSpec(config, (1, 8, 8), 3, likelihood, noise_variance=0.5)  # type: ignore[arg-type]
     network, rows = spec.build(Seed(2)).double().eval(), inputs(300, 1, 8, 8)
-    factors_of, right = (
-        kronecker_factors(network, rows, spec),
-        by_curvlinops(network, rows, 64, likelihood == "categorical"),
-    )
+    factors_of = kronecker_factors(network, rows, spec)
+    right = by_curvlinops(network, rows, 64, likelihood == "categorical")
     assert list(factors_of) == list(right)
     for name, layer in factors_of.items():
         torch.testing.assert_close(layer.inputs, right[name].inputs, rtol=1e-10, atol=1e-14)

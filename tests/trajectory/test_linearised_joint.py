@@ -150,9 +150,7 @@ def test_regression_with_fixed_noise_equals_scipys_multivariate_normal(layers: s
 
 
 @LAYERS
-def test_draws_of_class_logits_have_the_mean_and_the_covariance_of_dense_matrices(
-    layers: str, tiny_images: FitData
-) -> None:
+def test_draws_of_class_logits_have_mean_and_covariance_of_dense_matrices(layers: str, tiny_images: FitData) -> None:
     """Of centred logits, in 50,000 draws; rows without their covariance are told apart."""
     inputs, centre = groups_of(IMAGES), torch.kron(torch.eye(4), torch.eye(3) - 1 / 3).double()
     right = dense(tiny_images, IMAGES, layers, inputs)
@@ -171,10 +169,8 @@ def test_means_given_a_drawn_variance_follow_the_dense_conditional_gaussian(tiny
     right = dense(tiny_table, HEAD, "all", inputs)
     distribution = joint(fitted(tiny_table, HEAD, "all"), inputs, rng=Seed(0), draws=50_000)
     assert isinstance(distribution, JointDependent)
-    moved, free = (
-        distribution.mean[..., 0] - right.mean[..., 0],
-        distribution.variance.log()[..., 0] - right.mean[..., 1],
-    )
+    moved = distribution.mean[..., 0] - right.mean[..., 0]
+    free = distribution.variance.log()[..., 0] - right.mean[..., 1]
     whole = right.outputs.unflatten(2, (4, 2)).unflatten(1, (4, 2))
     scale = float(whole.abs().max())
     conditional = distribution.covariance[0, :, :, 0, :, 0]

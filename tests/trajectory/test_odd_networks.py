@@ -30,72 +30,7 @@ from tests.conftest import make_tiny_images, make_tiny_table
 
 from .test_curvature import dense_block, product
 
-TEXT = '''
-import torch
-from torch import nn
-
-
-class Net(nn.Module):
-    """A hidden layer, then one of several kinds, then the head."""
-
-    def __init__(self, input_shape, kind, width=5, outputs=2):
-        super().__init__()
-        self.kind, self.flatten = kind, nn.Flatten()
-        self.first = nn.Linear(input_shape[0], width)
-        if kind == "attention":
-            self.mid = nn.MultiheadAttention(width, 1, batch_first=True)
-        elif kind == "encoder":
-            self.mid = nn.TransformerEncoderLayer(width, 1, 7, dropout=0.0, batch_first=True)
-        else:
-            self.mid = nn.Linear(width, width)
-        normal = nn.utils.parametrizations
-        if kind == "weight norm":
-            self.mid = normal.weight_norm(self.mid)
-        elif kind == "old weight norm":
-            self.mid = nn.utils.weight_norm(self.mid)
-        elif kind == "spectral norm":
-            self.mid = normal.spectral_norm(self.mid)
-        elif kind == "tied":
-            self.other = nn.Linear(width, width)
-            self.other.weight = self.mid.weight
-        elif kind == "one module":
-            self.other = self.mid
-        self.last = nn.Linear(width, width if kind == "tied head" else outputs)
-        if kind == "tied head":
-            self.mid.weight = self.last.weight
-
-    def forward(self, x):
-        x = torch.tanh(self.first(x))
-        if self.kind == "attention":
-            x = self.mid(x[:, None], x[:, None], x[:, None], need_weights=False)[0][:, 0]
-        elif self.kind == "encoder":
-            x = self.mid(x[:, None])[:, 0]
-        elif self.kind == "twice":
-            x = torch.tanh(self.mid(torch.tanh(self.mid(x))))
-        elif self.kind == "without outputs":
-            self.mid(x)
-        elif self.kind in ("tied", "one module"):
-            x = torch.tanh(self.other(torch.tanh(self.mid(x))))
-        elif self.kind != "unused":
-            x = torch.tanh(self.mid(x))
-        return self.last(x)
-
-
-class Images(nn.Module):
-    """Two convolutions that share a weight, or that are one."""
-
-    def __init__(self, input_shape, kind):
-        super().__init__()
-        self.first, self.a = nn.Conv2d(input_shape[0], 4, 3, padding=1), nn.Conv2d(4, 4, 3, padding=1)
-        self.b = self.a if kind == "one module" else nn.Conv2d(4, 4, 3, padding=1)
-        if kind == "tied":
-            self.b.weight = self.a.weight
-        self.pool, self.last = nn.AdaptiveAvgPool2d(2), nn.Linear(16, 3)
-
-    def forward(self, x):
-        x = torch.tanh(self.b(torch.tanh(self.a(torch.tanh(self.first(x))))))
-        return self.last(self.pool(x).flatten(1))
-'''
+TEXT = Path(__file__).with_name("odd_networks.txt").read_text()
 FIRST, MID = "trunk.first", "mid.parametrizations.weight.original"
 ATTENTION = ["in_proj_weight", "out_proj.weight"]
 FIXED: dict[str, tuple[list[str], list[str]]] = {

@@ -1,7 +1,6 @@
 """Weights that were trained without this package: their predictions, and the methods that start from them."""
 
 import hashlib
-import math
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +12,14 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from bdl_pipe import plugins
-from bdl_pipe.artifacts import State, read_state, write_state
+from bdl_pipe.artifacts import State
 from bdl_pipe.config import read
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.posterior import NetworkSpec, Predictor
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
-from tests.cases import CONFIGS, fit
+from tests.cases import fit
 from tests.conftest import make_tiny_images, make_tiny_table
 from tests.networks.test_python_file import TEXT
 
@@ -43,13 +42,13 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("nets.py").write_text(TEXT)
         plugins.load_file("nets.py")
         resnet = trained(
-            "ResNet", (1, 8, 8), *make_tiny_images().tensors("train"), nn.CrossEntropyLoss(), 300, classes=3
+            "ResNet", (1, 8, 8), *make_tiny_images().tensors("train"), nn.CrossEntropyLoss(), 120, classes=3
         )
         save_file(resnet.state_dict(), "resnet.safetensors")
         torch.save({"state_dict": resnet.state_dict(), "epoch": 3}, "resnet.pt")
         # a regression network whose outputs are in the targets' own units
         (inputs, _), targets = make_table().tensors("train"), torch.tensor(make_table().train.targets).float()
-        mlp = trained("perceptron", (4,), inputs, targets, nn.MSELoss(), 4000, width=16)
+        mlp = trained("perceptron", (4,), inputs, targets, nn.MSELoss(), 1500, width=16)
         torch.save(mlp.state_dict(), "mlp.pt")
     return folder
 
@@ -143,41 +142,6 @@ def test_a_head_of_means_and_log_variances_is_used_unchanged() -> None:
     predictive = Predictor(posterior_of(state), data.transform).predict(data.validation.inputs, rng=Seed(0))
     log_prob = predictive.log_prob(torch.tensor(data.validation.targets))
     np.testing.assert_allclose(log_prob, meant[:, 0], rtol=1e-4, atol=1e-4)
-
-
-SHORT = {
-    "epochs": 40,
-    "early_stopping": None,
-    "batch": 40,
-    "optimiser": {"name": "adam", "lr": 1e-3, "schedule": "constant"},
-}
-FIVE = {
-    "classification": ("deterministic", "kfac_laplace", "swag", "d_vbll", "ffg_u"),
-    "regression": ("deterministic", "kfac_laplace", "swag", "vbll", "ffg_u"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("task", "method"), [(task, method) for task, methods in FIVE.items() for method in methods])
-def test_a_posterior_of_trained_weights_beats_a_constant_and_is_read_back(
-    task: str, method: str, tmp_path: Path
-) -> None:
-    """Each posterior's NLL is .2 below a constant predictor's, and the stored posterior has the same NLL."""
-    data = make_tiny_images() if task == "classification" else make_table()
-    network, source = RESNET if task == "classification" else MLP, fitted(data)
-    section, changes = CONFIGS[method, task], {}
-    if "network" in section:
-        changes = {"network": network, "training": {**section["training"], **SHORT}}
-    if method == "swag":  # of a trajectory of SGD that continues
-        steps = {"epochs": 4, "snapshots": 4, "optimiser": {"name": "sgd", "lr": 1e-3, "schedule": "constant"}}
-        inputs, section_of_sgd = {"trajectory": [source]}, {"network": network, "variance_floor": None, **steps}
-        source = fit("sgd", "trajectory", data, inputs, rng=Seed(0).fold("sgd"), **section_of_sgd)
-    state, targets = student(method, data, source, **changes), data.train.targets
-    constant = -scipy.stats.norm(targets.mean(), targets.std()).logpdf(data.validation.targets).mean()
-    constant = constant if task == "regression" else math.log(3)
-    assert nll(state, data) < constant - 0.2, f"no better than the constant predictor ({constant})"
-    write_state(tmp_path / "stored", state)
-    assert nll(read_state(tmp_path / "stored"), data) == nll(state, data)
 
 
 KEPT: dict[str, Any] = {  # the same weights in the forms that people save
@@ -301,8 +265,13 @@ def test_weights_with_this_packages_names_and_a_hash_are_read() -> None:
 SPEC = {"input_shape": [1, 8, 8], "outputs": 3, "likelihood": "categorical"}
 
 
-@pytest.mark.parametrize("how", ["parallel", "compiled", "parallel and compiled", "compiled and parallel"])
-@pytest.mark.parametrize("names", ["the user's", "this package's"])
+@pytest.mark.parametrize(
+    ("how", "names"),
+    [
+        *(("parallel", "the user's"), ("compiled", "this package's")),
+        *(("parallel and compiled", "this package's"), ("compiled and parallel", "the user's")),
+    ],
+)
 def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: str, names: str) -> None:
     data, network = make_tiny_images(), RESNET
     if names == "this package's":
@@ -328,26 +297,9 @@ def test_prefixes_of_wrapped_modules_are_removed_from_the_names_of_weights(how: 
 
 
 def test_a_networks_own_part_named_module_keeps_its_name() -> None:
-    data, network = make_tiny_images(), {"name": "python", "path": "holder.py", "object": "Holder"}
-    Path("holder.py").write_text(HOLDER)
-    plugins.load_file("holder.py")
-    module = plugins.module_of_file("holder.py").Holder((1, 8, 8))
+    data, network = make_tiny_images(), {"name": "python", "path": "nets.py", "object": "Holder"}
+    module = net("Holder", (1, 8, 8))
     save_file(module.state_dict(), "holder.safetensors")
     state = fitted(data, network=network, weights="holder.safetensors")
     assert torch.equal(state.tensors["trunk.module.1.weight"][0], module.module[1].weight)
     assert "taken_off" not in state.config
-
-
-HOLDER = """
-import torch
-from torch import nn
-
-
-class Holder(nn.Module):
-    def __init__(self, input_shape):
-        super().__init__()
-        self.module, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 5)), nn.Linear(5, 3)
-
-    def forward(self, inputs):
-        return self.fc(torch.relu(self.module(inputs)))
-"""

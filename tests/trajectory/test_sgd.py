@@ -105,9 +105,7 @@ def test_a_trajectory_with_a_given_start_resumes_within_an_epoch_with_the_same_b
     assert all(same_bits(resumed(fit, stop), fit()) for stop in (2, 5, 8))
 
 
-def test_a_start_with_another_variance_floor_and_bad_settings_are_refused(
-    tiny_table: FitData, tiny_images: FitData
-) -> None:
+def test_a_start_of_another_variance_floor_and_bad_settings_fail(tiny_table: FitData, tiny_images: FitData) -> None:
     bounded = trajectory(tiny_table, **SHORT, variance_floor=1e-3)
     trajectory(tiny_table, bounded, **SHORT, variance_floor=1e-3)
     flips = {"choose": "all", "operations": {"flip": 0.5}}
@@ -146,9 +144,7 @@ def test_augmented_training_equals_a_plain_loop_with_augmentation(tiny_images: F
 
 
 @pytest.mark.parametrize("network", [{"name": "wide_resnet", "depth": 10, "widen": 1}, {"name": "mlp", "hidden": [16]}])
-def test_dropout_draws_from_the_address_and_not_from_the_global_generator(
-    tiny_images: FitData, network: dict[str, object]
-) -> None:
+def test_dropout_draws_from_its_address_alone(tiny_images: FitData, network: dict[str, object]) -> None:
     def weights(seed: int, rate: float) -> Tensor:
         torch.manual_seed(seed)
         return trajectory(tiny_images, network=network | {"dropout": rate}, epochs=1).tensors["head.weight"]

@@ -55,32 +55,6 @@ def test_draws_follow_the_exact_posterior(tiny_table: FitData) -> None:
     assert rejects(z, *exact(past, tiny_table, 3, TEMPERATURE))
 
 
-def gaussian(power: float):
-    """A correlated log-likelihood of three coordinates to a power, and the exact posterior under the prior."""
-    curvature = np.array([[20.0, 6.0, 0.0], [6.0, 4.0, 0.5], [0.0, 0.5, 0.2]])
-    centre = np.array([1.0, -1.0, 2.0])
-    covariance = np.linalg.inv(power * curvature + np.eye(3) / PRIOR_VARIANCE)
-
-    def log_likelihood(z: torch.Tensor) -> float:
-        away = z.numpy() - centre
-        return float(-0.5 * power * away @ curvature @ away)
-
-    return log_likelihood, covariance @ (power * curvature @ centre), covariance
-
-
-def test_the_kernel_leaves_a_correlated_gaussian_invariant() -> None:
-    """3,000 steps; false alarms: see ``cases.rejects``. Told apart: a likelihood used twice, or not at all."""
-    config = dataclasses.replace(CONFIG, draws=3000, every=1)
-    log_likelihood, mean, covariance = gaussian(1.0)
-    twice, _, _ = gaussian(2.0)
-    right = sample(log_likelihood, config, rng=Seed(5), report=Silent()).numpy()
-    wrong = sample(twice, dataclasses.replace(config, draws=1000), rng=Seed(5), report=Silent()).numpy()
-    assert not rejects(right, mean, covariance)
-    assert rejects(wrong, mean, covariance)
-    prior = sample(lambda z: 0.0, dataclasses.replace(config, draws=500), rng=Seed(6), report=Silent()).numpy()
-    assert rejects(prior, mean, covariance)
-
-
 def test_a_step_never_moves_to_a_point_without_likelihood() -> None:
     """A point whose log-likelihood is NaN or −∞ is never taken."""
 
