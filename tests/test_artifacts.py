@@ -62,17 +62,14 @@ def test_a_state_reads_back_from_its_files_and_from_bytes_and_its_name_may_have_
     assert read_state(tmp_path / "run.v1").config == {"name": "run.v1"}
 
 
-def test_an_artifact_reads_back(folder: Path) -> None:
+def test_an_artifact_reads_back_and_equal_contents_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
     artifact = load(folder, "coreset")
     assert artifact.names() == ["0-0", "0-1"]
     assert artifact.json("notes.json") == [1]
     assert artifact.manifest["about"] == {"seed": 0}
     assert artifact.manifest["files"]["0-0.safetensors"]["tensors"]["a"] == ["F32", 2, 3]
     assert_same(artifact.state("0-1"), STATE)
-
-
-def test_equal_contents_give_equal_bytes(folder: Path, tmp_path: Path) -> None:
-    with publish(tmp_path / "again", "coreset", about={"seed": 0}) as place:
+    with publish(tmp_path / "again", "coreset", about={"seed": 0}) as place:  # in another order
         (place / "notes.json").write_text("[1]")
         write_state(place / "0-1", STATE)
         write_state(place / "0-0", STATE)
@@ -214,14 +211,6 @@ def test_a_failed_rename_keeps_the_old_artifact(folder: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="Input/output"), publish(folder, "coreset") as place:
         write_state(place / "0-0", State())
     assert_same(load(folder, "coreset").state("0-0"), STATE)
-
-
-def test_unstack_inverts_stack() -> None:
-    states = [{"w": torch.full((2,), float(i)), "n": torch.tensor(i)} for i in range(3)]
-    stacked = artifacts.stack(states)
-    assert stacked["w"].shape == (3, 2)
-    back = artifacts.unstack(stacked)
-    assert all(torch.equal(a[k], b[k]) for a, b in zip(states, back, strict=True) for k in a)
 
 
 class Counted:

@@ -51,6 +51,7 @@ def test_a_config_has_the_given_values_and_defaults_for_the_other_keys() -> None
     assert config == Outer(3, 0.5, inner=Inner((4,), 1.0), rule=Sgd("sgd"), extra={"a": 1.0})
     assert isinstance(config.inner.clip, float)
     assert isinstance(config.extra["a"], float)
+    assert [read(Outer, GOOD | {"share": share}, "m").share for share in ("all", 7)] == ["all", 7]
 
 
 def test_to_mapping_is_the_inverse_of_read() -> None:
@@ -86,10 +87,6 @@ def test_a_wrong_mapping_is_refused_with_the_exact_message() -> None:
     rows = refused("config")
     messages = [refusal(read, Outer, mapping, "m") for mapping, _ in rows]
     assert messages == [f"ConfigError: {message}" for _, message in rows]
-
-
-def test_a_union_of_scalar_types_accepts_a_value_of_each_type() -> None:
-    assert [read(Outer, GOOD | {"share": share}, "m").share for share in ("all", 7)] == ["all", 7]
 
 
 def test_merge_descends_into_sections_and_replaces_lists() -> None:

@@ -405,11 +405,8 @@ def test_fan_in_takes_members_by_number_in_turn_or_all() -> None:
     assert list(fan_in("all", 0, 3)) == [0, 1, 2]
     assert [list(fan_in("all", member, 6, 2)) for member in range(2)] == [[0, 1, 2], [3, 4, 5]]
     assert [list(fan_in("earlier", member, 2)) for member in range(3)] == [[0], [1], [0]]
-
-
-@pytest.mark.parametrize("method", ["vbpc", "random_coreset"])
-def test_the_student_stage_takes_the_coresets_in_turn(method: str) -> None:
-    assert METHODS[method].stages["student"].needs == {"coreset": "cyclic"}
+    for method in ("vbpc", "random_coreset"):
+        assert METHODS[method].stages["student"].needs == {"coreset": "cyclic"}
 
 
 def draws_logits(case: Case) -> bool:

@@ -1,8 +1,9 @@
 """The catalogue: params.yaml can name every source, wrong sources are refused, and new sources can be registered."""
 
-from dataclasses import dataclass, replace
+import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,15 +13,17 @@ from bdl_pipe.data import catalog, sources
 from bdl_pipe.data.catalog import CATALOG, OPTIONS, Entry, Named
 from bdl_pipe.data.config import DatasetConfig, ood_source
 from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.raw import Kind, Raw, Source, Task
+from bdl_pipe.data.raw import Raw, Source
 from bdl_pipe.errors import ConfigError, DataError
 from pipeline.prepared import folders
 from tests.case_files import cases_of, tupled
-from tests.preparing import dataset_of, prepare_at
+from tests.preparing import SECTION, dataset_of, prepare_at
 
 cases = cases_of(__file__)
 
 SHAPE = (2, 4, 3)
+TABLE = {"name": "table", "path": "t.csv", "target": ["y"], "task": "regression"}
+ALL = re.escape(", ".join((*CATALOG, *OPTIONS)))
 pytestmark = pytest.mark.usefixtures("forgotten_plugins")  # sources that a test registers are removed after it
 
 
@@ -87,34 +90,6 @@ def test_prepare_reads_a_registered_source(tmp_path: Path) -> None:
     np.testing.assert_array_equal(held.ood()["mine2"].inputs, rows().inputs)
 
 
-def test_a_registered_source_takes_its_options_from_params(tmp_path: Path) -> None:
-    @dataclass(frozen=True)
-    class Columns:
-        count: int
-        name: str = "columns"
-        kind: ClassVar[Kind] = "table"
-        task: ClassVar[Task] = "regression"
-
-        def read(self) -> Raw:
-            values = np.random.default_rng(0).normal(size=(40, self.count))
-            names = tuple(f"x{i}" for i in range(self.count - 1))
-            examples = Examples(values[:, 1:], values[:, :1])
-            return Raw("columns", "regression", "table", examples, None, (), names, ("y",))
-
-        def files(self) -> tuple[Path, ...]:
-            return ()
-
-    OPTIONS.add("columns", Columns, __name__)
-    dataset = dataset_of({"name": "columns", "count": 4})
-    assert dataset.task == "regression" and sources.load(dataset.source).train.inputs.shape == (40, 3)
-    with pytest.raises(ConfigError, match=r"datasets\.d\.source\.count is missing"):
-        dataset_of({"name": "columns"})
-    with pytest.raises(ConfigError, match=r"datasets\.d\.whiten must be false for a table"):
-        dataset_of({"name": "columns", "count": 4}, whiten=True)
-    with pytest.raises(ConfigError, match=r"o must name a data set \(known: "):  # it has options, so no name suffices
-        ood_source("columns", {}, "o")
-
-
 @cases("rows", "changes message")
 def test_rows_that_contradict_their_entry_are_refused(changes: dict[str, Any], message: str, tmp_path: Path) -> None:
     path = tmp_path / "mine.bin"
@@ -124,17 +99,24 @@ def test_rows_that_contradict_their_entry_are_refused(changes: dict[str, Any], m
         sources.load(Named("mine"))
 
 
-@pytest.mark.parametrize("name", ["digits", "boston"])
-def test_load_dataset_returns_the_rows_of_the_named_source(name: str) -> None:
-    raw, read = load_dataset(name), Named(name).read()
-    assert raw.origin == read.origin and raw.classes == read.classes
-    np.testing.assert_array_equal(raw.train.inputs, read.train.inputs)
-    np.testing.assert_array_equal(raw.train.targets, read.train.targets)
-
-
 def test_an_unknown_name_is_refused_with_the_known_names() -> None:
     with pytest.raises(ConfigError, match=r"name\.name must be one of .*digits"):
         load_dataset("digit")
     with pytest.raises(ConfigError, match=r"name must be one of fashion_mnist, .*, got 'cifar'"):
         Named("cifar")
+    with pytest.raises(ConfigError, match=r"o must name a data set \(known: "):  # it has options, so no name suffices
+        ood_source("table", {}, "o")
     assert catalog.Noise().files() == ()
+
+
+@cases("keys", "changes message")
+def test_keys_that_break_a_rule_are_refused_in_one_line(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("ALL", ALL)) as caught:
+        dataset_of(**{"source": TABLE} | changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_table_is_accepted_and_a_data_set_without_a_source_is_refused() -> None:
+    assert dataset_of(TABLE, targets="centre").task == "regression"
+    with pytest.raises(ConfigError, match=r"datasets\.d\.source is missing"):
+        config.read(DatasetConfig, SECTION, "datasets.d")

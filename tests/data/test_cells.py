@@ -184,6 +184,8 @@ def test_rows_whose_target_is_a_word_are_left_out(tmp_path: Path) -> None:
     profile, raw = added(path)
     assert profile.without_target == 5 and len(raw.train) == 55
     assert Table(str(path), ("y",), "regression", skip_without_target=True).read().train.targets[0, 0] == Y[5]
+    with pytest.raises(DataError, match=r"'y' must have a value in every row, got '\?' in row 1"):
+        Table(str(path), ("y",), "regression").read()
 
 
 @pytest.mark.parametrize("text", ["１２.５", "+12.5", " 12.5", "1.25e1", "12.50"])
@@ -240,11 +242,6 @@ def test_the_index_of_a_pandas_table_is_no_feature(tmp_path: Path, carrier: str)
     assert new_inputs(stored(tmp_path, "csv", {"z": [1.0], "x": [2.0]}, "new"), schema_of(raw)).tolist() == [[2.0, 1.0]]
 
 
-def test_an_unnamed_column_that_is_no_index_is_a_feature(tmp_path: Path) -> None:
-    (tmp_path / "t.csv").write_text("\n".join([",y", *(f"{x},{y}" for x, y in zip(X, Y, strict=True))]))
-    assert added(tmp_path / "t.csv")[1].features == ("",)
-
-
 def test_an_unseen_category_is_reported_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     raw = feature(tmp_path, cycle("red", "blue"))[1]
     inputs = requested(raw, ["red", "green"])
@@ -286,6 +283,8 @@ def test_the_index_that_reset_index_has_made_a_column_is_left_out_and_said(tmp_p
         profile = inspect_table(path, ["y"])
         assert {*(profile.source.columns or {})} == {"a", "b"}
         assert {*profile.left_out} == {"index", "level_0"} & {*frame.columns}
+    FRAME.set_index(pd.Index(RANDOM.permutation(80), name="__null_dask_index__")).to_parquet(tmp_path / "t.parquet")
+    assert {*(inspect_table(tmp_path / "t.parquet", ["y"]).source.columns or {})} == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -299,6 +298,8 @@ def test_the_index_that_reset_index_has_made_a_column_is_left_out_and_said(tmp_p
 def test_a_column_of_values_that_is_named_index_is_a_feature(tmp_path: Path, frame: pd.DataFrame) -> None:
     frame.to_csv(tmp_path / "t.csv", index=False)
     assert "index" in (inspect_table(tmp_path / "t.csv", ["y"]).source.columns or {})
+    (tmp_path / "t.csv").write_text("\n".join([",y", *(f"{x},{y}" for x, y in zip(X, Y, strict=True))]))
+    assert added(tmp_path / "t.csv")[1].features == ("",), "an unnamed column that is no index"
 
 
 def test_an_estimator_predicts_the_same_with_and_without_the_index_of_a_frame() -> None:
@@ -306,11 +307,6 @@ def test_an_estimator_predicts_the_same_with_and_without_the_index_of_a_frame() 
     model = BayesianRegressor("linear").fit(mixed[["index", "a", "b"]], mixed["y"])
     other = BayesianRegressor("linear").fit(mixed[["a", "b"]], mixed["y"])
     np.testing.assert_array_equal(model.predict(mixed[["index", "a", "b"]]), other.predict(mixed[["a", "b"]]))
-
-
-def test_the_index_that_dask_writes_is_left_out(tmp_path: Path) -> None:
-    FRAME.set_index(pd.Index(RANDOM.permutation(80), name="__null_dask_index__")).to_parquet(tmp_path / "t.parquet")
-    assert {*(inspect_table(tmp_path / "t.parquet", ["y"]).source.columns or {})} == {"a", "b"}
 
 
 def test_files_and_folders_that_file_servers_add_are_hidden() -> None:

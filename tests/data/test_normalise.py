@@ -24,28 +24,22 @@ def test_channel_moments_equal_numpy_in_float64() -> None:
     np.testing.assert_allclose(std, values.std(axis=(0, 2, 3)), rtol=1e-12)
 
 
-def test_a_constant_column_becomes_zero_and_targets_are_standardised() -> None:
+def test_tables_are_standardised_centred_or_unchanged() -> None:
+    """A constant column becomes zero; a constant target can be centred, and not standardised."""
     x, y = RNG.normal(3, 5, (50, 3)), RNG.normal(-7, 2, (50, 2))
     x[:, 1] = 4.0
     t = transform_of(x, y, normalise="train")
     assert t.inputs(x)[:, 1].abs().max() == 0
     torch.testing.assert_close(t.targets(y).mean(dim=0), torch.zeros(2), atol=1e-6, rtol=0)
     torch.testing.assert_close(t.targets(y).std(dim=0, correction=0), torch.ones(2), atol=1e-6, rtol=0)
-
-
-def test_inputs_and_targets_without_normalisation_are_unchanged() -> None:
-    x, y = RNG.normal(3, 5, (9, 2)), RNG.normal(-7, 2, (9, 1))
-    t = transform_of(x, y, normalise="none", scaling="none")
-    np.testing.assert_array_equal(t.inputs(x).numpy(), x.astype(np.float32))
-    np.testing.assert_array_equal(t.targets(y).numpy(), y.astype(np.float32))
-
-
-def test_a_constant_target_can_be_centred_and_not_standardised() -> None:
-    y = np.full((9, 1), 4.0)
-    t = transform_of(np.ones((9, 1)), y, normalise="train", scaling="centre")
-    assert t.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
+    unchanged = transform_of(x, y, normalise="none", scaling="none")
+    np.testing.assert_array_equal(unchanged.inputs(x).numpy(), x.astype(np.float32))
+    np.testing.assert_array_equal(unchanged.targets(y).numpy(), y.astype(np.float32))
+    constant = np.full((50, 1), 4.0)
+    centred = transform_of(x, constant, normalise="train", scaling="centre")
+    assert centred.targets(np.array([[4.0], [5.0]])).tolist() == [[0.0], [1.0]]
     with pytest.raises(DataError, match=r"a\.csv: the target is constant in the training rows"):
-        transform_of(np.ones((9, 1)), y, normalise="train", origin="a.csv")
+        transform_of(x, constant, normalise="train", origin="a.csv")
 
 
 def correlated_images(rows: int, seed: int = 0) -> np.ndarray:

@@ -153,18 +153,6 @@ def test_a_fit_and_its_search_each_centre_targets_by_their_own_training_rows(nor
     assert not torch.equal(final.transform.shift, final.search.transform.shift)
 
 
-def test_splits_of_boston_have_the_standard_sizes(tmp_path: Path) -> None:
-    fit, holdout = prepare_at(tmp_path, replace(BOSTON, splits=2))
-    for split in (0, 1):
-        search, final = (folders.load_fit(fit, split, final=f) for f in (False, True))
-        assert (len(search.train), len(search.validation), len(final.train)) == (364, 91, 455)
-        assert len(folders.load_holdout(holdout, split).test) == 51
-        inputs, targets = final.tensors("train")
-        assert inputs.dtype == targets.dtype == torch.float32 and targets.shape == (455, 1)
-        torch.testing.assert_close(targets.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
-    assert folders.load_schema(fit)["features"][12] == "LSTAT" and folders.load_schema(fit)["targets"] == ["MEDV"]
-
-
 def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: Path, tmp_path: Path) -> None:
     fit, holdout = prepare_at(tmp_path / "a", IMAGES)
     again = prepare_at(tmp_path / "b", IMAGES)
@@ -174,9 +162,8 @@ def test_equal_runs_give_equal_bytes_and_the_seed_moves_validation_rows(cifar: P
 
 
 def test_ood_sets_get_the_shape_of_the_prepared_set(cifar: Path, tmp_path: Path) -> None:
-    ood = loaded(tmp_path, replace(IMAGES, ood=("digits", "mnist5k")))[2].ood()
-    assert {k: v.inputs.shape for k, v in ood.items()} == {"digits": (1797, 3, 32, 32), "mnist5k": (5000, 3, 32, 32)}
-    assert (ood["digits"].inputs[:, 0] == ood["digits"].inputs[:, 2]).all()
+    digits = loaded(tmp_path, replace(IMAGES, ood=("digits",)))[2].ood()["digits"].inputs
+    assert digits.shape == (1797, 3, 32, 32) and (digits[:, 0] == digits[:, 2]).all()
 
 
 def test_wrong_ood_sets_and_splits_are_refused_before_anything_is_written(cifar: Path, tmp_path: Path) -> None:

@@ -186,14 +186,9 @@ def test_images_are_read_back_as_a_view_of_the_file(tmp_path: Path) -> None:
     np.testing.assert_array_equal(rows.examples.targets, LABELS)
     assert rows.about["train"] == 5
     assert not rows.examples.inputs.flags.owndata and not rows.examples.inputs.flags.writeable
-
-
-@pytest.mark.parametrize(
-    "images", [IMAGES.transpose(0, 1, 3, 2), IMAGES[:, :1], IMAGES[::2], IMAGES[:0], IMAGES[:, 0][:, None]]
-)
-def test_arrays_of_any_strides_are_stored(images: np.ndarray, tmp_path: Path) -> None:
-    arrow_rows.write(tmp_path / "a.arrow", Examples(images, LABELS[: len(images)]))
-    np.testing.assert_array_equal(arrow_rows.read(tmp_path / "a.arrow").examples.inputs, images)
+    for strides in (IMAGES.transpose(0, 1, 3, 2), IMAGES[:, :1], IMAGES[::2], IMAGES[:0], IMAGES[:, 0][:, None]):
+        arrow_rows.write(tmp_path / "b.arrow", Examples(strides, LABELS[: len(strides)]))
+        np.testing.assert_array_equal(arrow_rows.read(tmp_path / "b.arrow").examples.inputs, strides)
 
 
 def test_a_table_is_read_back_as_a_view_of_a_file_with_named_columns(tmp_path: Path) -> None:

@@ -197,8 +197,11 @@ FILES: dict[str, tuple[Any, str, Callable[[Profile, Raw], Any], Any]] = {  # cas
     "cp1252": (
         lines_of(cycle("Москва", "Тула")).encode("cp1251"),
         "y",
-        lambda profile, raw: [line.startswith(CP1252) for line in profile.remarks if "cp1252" in line],
-        [True],
+        lambda profile, raw: [
+            *(line.startswith(CP1252) for line in profile.remarks if "cp1252" in line),
+            raw.columns[1].values,
+        ],
+        [True, tuple(text.encode("cp1251").decode("cp1252") for text in ("Москва", "Тула"))],
     ),
     "a column that counts the rows if rows lack the target": (
         "id,x,y\n" + "".join(f"{i + 1},{i % 7},{'' if i in (5, 50) else i * i % 71}\n" for i in range(120)),
@@ -278,22 +281,6 @@ def test_columns_that_add_accepts_can_be_split_and_transformed(tmp_path: Path) -
     check_splits(raw, entry, "d", Seed(0))
     fitted = transform_of(raw.train.inputs, raw.train.targets, columns=raw.columns)
     assert fitted.inputs(raw.train.inputs).isfinite().all()
-
-
-def test_commas_that_may_separate_thousands_are_refused_or_get_a_remark(tmp_path: Path) -> None:
-    """A number of another column that has a decimal comma leaves little doubt."""
-    whole = "x;f;y\n" + "".join(f"{3 * i % 47};{1000 + 1234 * i:,};{7 * i % 53}\n" for i in range(60))
-    (tmp_path / "t.csv").write_text(whole)
-    cure = r"'?f'?: 1,000 may be 1\.000 or 1000; say which with --decimal , or --thousands ,$"
-    with pytest.raises(DataError, match=cure):
-        added(tmp_path / "t.csv")
-    remark = (
-        "f: '1,000' is read as 1.000, with a decimal comma; if commas separate thousands, write numbers without them"
-    )
-    (tmp_path / "t.csv").write_text(whole.replace("\n3;", "\n3,5;"))
-    assert remark in added(tmp_path / "t.csv")[0].remarks
-    (tmp_path / "t.csv").write_text(whole.replace("1,000", "1,25"))
-    assert added(tmp_path / "t.csv")[0].remarks == []
 
 
 def test_a_quote_that_is_not_closed_and_a_row_of_totals_are_remarked_on(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from bdl_pipe.data.sources import uci
 from bdl_pipe.data.sources.uci import Uci
 from bdl_pipe.errors import DataError, UserError
 from tests.case_files import cases_of
-from tests.preparing import dataset_of
 
 cases = cases_of(__file__)
 RNG = np.random.default_rng(0)
@@ -180,9 +179,3 @@ def test_a_wrong_text_file_is_refused(text: str | None, rule: str, tmp_path: Pat
         path.write_text(text)
     with pytest.raises(DataError, match=rf"data\.txt: .*{rule}"):
         sources.load(Uci("yacht", str(path)))
-
-
-def test_a_uci_set_is_read_from_params() -> None:
-    energy = {"name": "uci", "set": "energy", "path": "data/energy.csv", "target": ["Y1"]}
-    read = dataset_of(energy, targets="centre")
-    assert read.source == Uci("energy", "data/energy.csv", ("Y1",)) and read.task == "regression"

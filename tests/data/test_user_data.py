@@ -168,15 +168,13 @@ def folder(root: Path, mode: str = "RGB", rows: int = 6) -> Path:
     return root
 
 
-def test_the_subfolders_of_an_image_folder_are_its_sorted_classes(tmp_path: Path) -> None:
-    raw = sources.load(ImageFolder(str(folder(tmp_path))))
+def test_an_image_folder_has_its_subfolders_as_sorted_classes(tmp_path: Path) -> None:
+    """Grey images have one channel, mixed images three, and the folder test has test rows."""
+    raw = sources.load(ImageFolder(str(folder(tmp_path / "c"))))
     assert raw.classes == ("cat", "eel") and raw.test is None
     assert raw.train.inputs.shape == (12, 3, 4, 5)  # height 4, width 5
     assert raw.train.targets.tolist() == [0] * 6 + [1] * 6
     assert raw.train.inputs[1, :, 0, 0].tolist() == [10, 5, 245]
-
-
-def test_grey_images_have_one_channel_mixed_images_three_and_the_folder_test_has_test_rows(tmp_path: Path) -> None:
     folder(tmp_path / "a", mode="L")
     assert sources.load(ImageFolder(str(tmp_path / "a"))).train.inputs.shape == (12, 1, 4, 5)
     picture(tmp_path / "a" / "cat" / "9.png")

@@ -1,4 +1,4 @@
-"""Acquisition functions against enumeration, numeric integration and definitions."""
+"""Acquisition functions against enumeration, numeric integration, definitions, and BoTorch with its optimiser."""
 
 import functools
 import itertools
@@ -8,13 +8,18 @@ import mpmath
 import numpy as np
 import pytest
 import torch
+from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+from botorch.optim import optimize_acqf
 from scipy import integrate, stats
 from torch import Tensor
 
 from bdl_decisions import RULES, Question, ascent
 from bdl_decisions import rules as acquisition
 from bdl_decisions.agents import Agent
-from bdl_pipe.errors import ConfigError
+from bdl_decisions.beliefs import PosteriorBelief
+from bdl_decisions.botorch_model import PosteriorModel, botorch_model
+from bdl_pipe import BayesianRegressor
+from bdl_pipe.errors import ConfigError, UserError
 from bdl_pipe.predictive import mixture
 from bdl_pipe.seeds import Seed
 
@@ -195,3 +200,52 @@ def test_a_drawn_function_has_the_moments_of_its_belief() -> None:
     drawn = torch.stack([belief.drawn(Seed(0).fold(number))(points[0]) for number in range(400)])
     assert ((drawn.mean(0) - mean).abs() < 5 * deviation / 20).all()
     assert ((drawn.std(0) / deviation - 1).abs() < 5 / math.sqrt(800)).all()
+
+
+CUBE = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+
+@functools.cache
+def fitted_model(method: str) -> tuple[PosteriorModel, PosteriorBelief, Question]:
+    rows = np.random.default_rng(0).random((40, 2))
+    values = 50 - 100 * np.square(rows - [0.3, 0.7]).sum(1)
+    regressor = BayesianRegressor(method, pace=0.05).fit(rows, values)
+    question = Question(np.random.default_rng(1).random((1, 200, 2)), 1, (rows, values), continuous=True)
+    return botorch_model(regressor), PosteriorBelief(regressor.fitted_.predictor(), method), question
+
+
+@pytest.mark.parametrize("method", ["vbll", "gp"])
+def test_botorchs_acquisition_and_optimiser_agree_with_ours(method: str) -> None:
+    model, belief, question = fitted_model(method)
+    points = torch.from_numpy(question.candidates[0])
+    theirs = LogExpectedImprovement(model, question.best)
+    ours = ascent.improvement_of(belief, question, 1.0, Seed(0), points[:0])
+    assert ours(points).numpy() == pytest.approx(
+        theirs(points[:, None]).numpy(), rel=1e-6, abs=1e-4
+    )  # their jitter, 1e-8
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        _, best = optimize_acqf(theirs, CUBE, 1, num_restarts=8, raw_samples=200)
+    ended = ours(ascent.best_point(ours, question.candidates[0], points[:0], Seed(0))[None])
+    assert ended.item() >= float(best) - 0.02
+    assert ours(points).max() < float(best) - 1e-4, "candidates alone do not reach it"
+
+
+def test_a_posterior_of_draws_is_an_ensemble_that_qlogei_maximises() -> None:
+    model, belief, question = fitted_model("dropout")
+    points = torch.from_numpy(question.candidates[0, :3])[None]
+    values = model.posterior(points).values[0, ..., 0]
+    assert torch.equal(values, belief.values(points, 128, Seed(0))[:, 0])
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        batch, gain = optimize_acqf(qLogExpectedImprovement(model, question.best), CUBE, 2, 1, 16)
+    assert batch.shape == (2, 2) and torch.isfinite(gain)
+
+
+def test_noise_and_several_targets_are_refused() -> None:
+    model, _, question = fitted_model("gp")
+    with pytest.raises(UserError, match=r"^observation_noise must be False: the model's functions have no noise"):
+        model.posterior(torch.from_numpy(question.candidates[:, :2]), observation_noise=True)
+    rows = np.random.default_rng(0).random((40, 2))
+    with pytest.raises(ValueError, match="targets must be one column of numbers for a model of BoTorch"):
+        botorch_model(BayesianRegressor("linear").fit(rows, rows @ [[1.0, 2.0], [3.0, 1.0]]))

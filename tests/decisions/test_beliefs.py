@@ -20,7 +20,7 @@ QUESTION = RANDOM.normal(size=(4, 3, 2))
 
 
 def belief(method: str, **more: object):
-    return Agent("thompson", method, **more).fit(ROWS, TARGETS, (), Seed(0))
+    return Agent("thompson", method, pace=0.02, **more).fit(ROWS, TARGETS, (), Seed(0))
 
 
 def test_draws_of_a_gaussian_have_its_mean_and_covariance() -> None:
@@ -53,7 +53,7 @@ def test_a_draw_is_one_member_at_all_candidates_of_a_group(method: str) -> None:
     assert torch.allclose(fitted.means(QUESTION, Seed(1)), members.mean(0), atol=1e-4)
 
 
-def test_questions_that_a_posterior_cannot_answer_are_refused() -> None:
+def test_questions_that_a_posterior_cannot_answer_and_wrong_tasks_are_refused() -> None:
     with pytest.raises(UserError, match=r"^deterministic: must give draws of functions, but its posterior has one"):
         belief("deterministic").values(QUESTION, 1, Seed(0))
     with pytest.raises(UserError, match=r"^dropout: has no one-row updates: its posterior must be refitted"):
@@ -64,10 +64,16 @@ def test_questions_that_a_posterior_cannot_answer_are_refused() -> None:
     assert classes is not None
     with pytest.raises(UserError, match=r"^linear: must give draws of class probabilities, but its posterior"):
         classes.class_draws(ROWS, 10, Seed(0))
+    task = {"name": "active_learning", "source": {"name": "digits"}, "labels": 5, "held": 100}
+    entry = read(DecisionConfig, {"task": task, "agents": {"u": {"rule": "uniform"}}}, "d")
+    with pytest.raises(ConfigError, match=r"^method must be named: the scores of active learning"):
+        decide(entry, "d", "u", 0, 0)
+    with pytest.raises(UserError, match="must be a frozen dataclass"):
+        register_task(type("Loose", (), {"name": "loose"}))
 
 
 def test_class_draws_are_probabilities_around_the_predictive() -> None:
-    fitted = Agent("bald", "d_vbll").fit(ROWS, LABELS, ("no", "yes"), Seed(0))
+    fitted = Agent("bald", "d_vbll", pace=0.02).fit(ROWS, LABELS, ("no", "yes"), Seed(0))
     assert fitted is not None
     drawn = fitted.class_draws(ROWS, 400, Seed(0))
     assert drawn.shape == (400, 30, 2) and torch.allclose(drawn.exp().sum(-1), torch.ones(400, 30).double(), atol=1e-5)
@@ -77,7 +83,8 @@ def test_class_draws_are_probabilities_around_the_predictive() -> None:
 
 @pytest.mark.parametrize("updates", [False, True])
 def test_a_column_that_is_constant_in_the_known_rows_changes_no_answer(updates: bool) -> None:
-    without, agent = belief("map_blr", updates=updates), Agent("thompson", "map_blr", updates=updates)
+    agent = Agent("thompson", "map_blr", updates=updates, pace=0.02)
+    without = agent.fit(ROWS, TARGETS, (), Seed(0))
     wide = agent.fit(np.insert(ROWS, 1, 3.0, axis=1), TARGETS, (), Seed(0))
     assert wide is not None
     if updates:
@@ -91,7 +98,8 @@ def test_a_column_that_is_constant_in_the_known_rows_changes_no_answer(updates: 
 
 
 def test_a_column_that_is_constant_in_the_known_rows_changes_no_probability() -> None:
-    without, agent = Agent("bald", "d_vbll").fit(ROWS, LABELS, ("no", "yes"), Seed(0)), Agent("bald", "d_vbll")
+    agent = Agent("bald", "d_vbll", pace=0.02)
+    without = agent.fit(ROWS, LABELS, ("no", "yes"), Seed(0))
     wide = agent.fit(np.insert(ROWS, 0, 0.0, axis=1), LABELS, ("no", "yes"), Seed(0))
     assert wide is not None and without is not None
     rows = np.insert(ROWS, 0, 1.0, axis=1)
@@ -113,18 +121,6 @@ def test_a_decision_repeats_bit_by_bit_and_agents_of_a_seed_share_the_problem(up
     assert rows[0] == {**rows[0], "decision": "d", "agent": "a", "seed": 1, "round": 0}
 
 
-def test_active_learning_without_a_method_is_refused() -> None:
-    task = {"name": "active_learning", "source": {"name": "digits"}, "labels": 5, "held": 100}
-    entry = read(DecisionConfig, {"task": task, "agents": {"u": {"rule": "uniform"}}}, "d")
-    with pytest.raises(ConfigError, match=r"^method must be named: the scores of active learning"):
-        decide(entry, "d", "u", 0, 0)
-
-
-def test_a_task_that_is_no_frozen_dataclass_is_refused() -> None:
-    with pytest.raises(UserError, match="must be a frozen dataclass"):
-        register_task(type("Loose", (), {"name": "loose"}))
-
-
 UPDATED: dict[str, dict[str, Any]] = {  # the method, and other hyperparameters
     "linear": {},
     "map_blr": {},
@@ -142,7 +138,7 @@ def test_updates_equal_conditioning_the_fitted_posterior_on_the_new_rows(name: s
     random = np.random.default_rng(3)
     rows = random.normal(size=(24, 3))
     targets = np.sin(rows[:, 0]) + rows[:, 1] + 0.1 * random.normal(size=24)
-    agent = Agent("thompson", name.split(",")[0].split()[0], updates=True, override=UPDATED[name])
+    agent = Agent("thompson", name.split(",")[0].split()[0], updates=True, pace=0.02, override=UPDATED[name])
     belief = agent.fit(rows[:16], targets[:16], (), Seed(0))
     assert belief is not None and belief.learns
     predictor = belief._predictor

@@ -1,5 +1,6 @@
-"""Active learning, optimisation and bandits of rows: a task's questions, observations and scores; bad settings."""
+"""Tasks of decisions, and decisions in a loop of one's own: questions, observations, scores, files; bad settings."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -7,17 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from bdl_decisions import RULES, DecisionConfig, play
+from bdl_decisions import RULES, Arms, DecisionConfig, Maximise, Pool, play
 from bdl_decisions.active import ActiveLearning
 from bdl_decisions.agents import Agent
 from bdl_decisions.bandits import Bandit, RowsBandit
 from bdl_decisions.beliefs import PosteriorBelief
 from bdl_decisions.functions import FUNCTIONS
 from bdl_decisions.optimisation import Optimisation, Search, TableOptimisation
+from bdl_decisions.own import FEW_ROWS
 from bdl_pipe.config import read
-from bdl_pipe.errors import ConfigError, DataError
+from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
 from bdl_pipe.seeds import Seed
-from tests.case_files import loaded
+from bdl_pipe.yaml_files import read_yaml
+from tests.case_files import cases_of, loaded
 
 
 class Knows:
@@ -181,3 +184,115 @@ def test_a_failed_evaluation_is_refused_in_its_own_round(bad: float, first: bool
     with pytest.raises(DataError, match=rf"problem: its values must be finite, got {bad} in round 0; give a failed"):
         play(problem, lambda *_: None, RULES["uniform"], Seed(0))
     assert len(calls) == (1 if first else 2)
+
+
+cases = cases_of(__file__)
+
+
+def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) -> None:
+    """Five uniform choices in place of the GP's reach more than −.6 with a probability of .05."""
+
+    def value(row: np.ndarray) -> float:
+        return -((row[0] - 3.0) ** 2) - 100 * (row[1] - 0.02) ** 2
+
+    search = Maximise([(0.0, 10.0), (-1.0, 1.0)], "gp")
+    for count in (10, 1, 1, 1, 1, 1):
+        rows = search.ask(count)
+        assert rows.shape == (count, 2) and (rows[:, 0] >= 0).all() and (np.abs(rows[:, 1]) <= 1).all()
+        search.tell(rows, [value(row) for row in rows])
+    best, reached = search.best
+    assert value(best) == reached == search.values.max() > -0.6 > search.values[:10].max()
+    search.save(tmp_path / "search.json")
+    again = search.ask(2)
+    assert again.shape == (2, 2) and (Maximise.load(tmp_path / "search.json").ask(2) == again).all()
+    with pytest.raises(ArtifactError, match=r"must be a file of Arms.save, got one of Maximise$"):
+        Arms.load(tmp_path / "search.json")
+
+
+@pytest.mark.parametrize("updates", [True, False])
+def test_a_bandit_finds_the_arm_of_each_context_and_goes_on_from_a_file(updates: bool, tmp_path: Path) -> None:
+    """Arm 1 pays for contexts above 0, arm 0 below; uniform pulls are right in 15 of 20 with a probability of .02."""
+    random, bandit = np.random.default_rng(0), Arms(2, "linear", updates=updates)
+
+    def play(bandit: Arms, contexts: np.ndarray) -> list[int]:
+        pulled = []
+        for context in contexts:
+            pulled.append(bandit.ask(context))
+            bandit.tell(context, pulled[-1], float(context[0]) if pulled[-1] else 0.0)
+        return pulled
+
+    play(bandit, random.normal(size=(60, 2)))
+    bandit.save(tmp_path / "bandit.json")
+    contexts = random.normal(size=(20, 2))
+    pulled = play(bandit, contexts)
+    assert (np.array(pulled) == (contexts[:, 0] > 0)).sum() >= 15
+    assert play(Arms.load(tmp_path / "bandit.json"), contexts) == pulled
+
+
+def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: Path) -> None:
+    rows = np.random.default_rng(0).normal(size=(80, 3))
+    labels = np.where(rows[:, 0] > 0, "yes", "no")
+    pool, seen = Pool(rows, "d_vbll", pace=0.02, candidates=30), list[int]()
+    for count in (20, 5, 5):
+        numbers = pool.ask(count)
+        assert len(set(numbers.tolist()) - set(seen)) == count
+        seen += numbers.tolist()
+        pool.tell(numbers, labels[numbers])
+    assert list(pool.labels.items()) == [(number, labels[number]) for number in seen]
+    pool.save(tmp_path / "pool.json")
+    assert (Pool.load(tmp_path / "pool.json").ask(5) == pool.ask(5)).all()
+
+
+def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> None:
+    agents = read_yaml(Path("params/explore.yaml"))["decisions"]["first-<search>"]["agents"]
+    assert {agents[f"{method}_ei"]["method"]: agents[f"{method}_ei"]["override"] for method in FEW_ROWS} == FEW_ROWS
+
+
+def _labelled(labels: str, rule: str) -> Pool:
+    """Return a pool of 30 rows, of which ten have a label, whose posterior has one draw."""
+    rows = np.random.default_rng(0).normal(size=(30, 2))
+    pool = Pool(rows, "deterministic", rule, pace=0.01, start=10)
+    pool.tell(range(10), [labels[number % len(labels)] for number in range(10)])
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("rows", "values"),
+    [
+        (np.random.default_rng(0).random((10, 2)), np.full(10, 3.0)),
+        (np.full((10, 2), 0.5), np.arange(10.0)),
+        (np.random.default_rng(0).random((10, 2)), np.arange(10) == 7),  # only a validation row differs
+    ],
+)
+def test_a_search_goes_on_where_there_is_nothing_to_fit(rows: np.ndarray, values: np.ndarray) -> None:
+    search = Maximise([(0.0, 1.0)] * 2, "vbll", pace=0.01, override={})
+    search.tell(rows, values)
+    assert np.unique(search.ask(3), axis=0).shape == (3, 2)
+
+
+def test_bandits_and_pools_go_on_with_equal_rewards_and_one_class() -> None:
+    bandit = Arms(2, "linear", initial=5)
+    for number in range(10):
+        bandit.tell([float(number)], bandit.ask([float(number)]), 1.0)
+    assert bandit.ask([0.5]) in (0, 1) and len(set(_labelled("a", "bald").ask(5).tolist()) - set(range(10))) == 5
+
+
+ASKED: dict[str, Callable[..., object]] = {
+    "search": Maximise,
+    "the best": lambda: Maximise([(0.0, 1.0)]).best,
+    "tell a search": lambda *given: Maximise([(0.0, 1.0)]).tell(*given),
+    "arms": Arms,
+    "tell two arms": lambda *given: Arms(2).tell(*given),
+    "pool": lambda rows: Pool(np.zeros((rows, 2))),
+    "load a pool": Pool.load,
+    "tell a pool": lambda *given: Pool(np.zeros((30, 2))).tell(*given),
+    "ask a pool": lambda count: Pool(np.zeros((30, 2))).ask(count),
+    "ask a pool of ten labels": lambda count: _labelled("ab", "bald").ask(count),
+}
+
+
+@cases("refused", "asked given error message")
+def test_bad_input_is_one_line(asked: str, given: list[Any] | dict[str, Any], error: str, message: str) -> None:
+    with pytest.raises((UserError, ValueError), match=message) as caught:
+        ASKED[asked](**given) if isinstance(given, dict) else ASKED[asked](*given)
+    assert error in [kind.__name__ for kind in type(caught.value).__mro__]

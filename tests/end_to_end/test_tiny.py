@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
@@ -97,29 +96,6 @@ def test_fits_and_the_report_run_without_the_holdout_and_evaluate_does_not(proje
     assert "work/holdout/digits" in error and "Traceback" not in error
 
 
-def test_user_errors_are_one_line_and_change_no_result(project: Project) -> None:
-    """A case is a command, its environment and a part of its message; then a wrong number in params.yaml."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        dead = f"127.0.0.1:{taken.getsockname()[1]}"
-        no_gpu = {"BDL_DEVICE": "cuda", "CUDA_VISIBLE_DEVICES": ""}
-        cases = [
-            (("repro",), {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": dead}, "no Ray cluster answers there"),
-            (("predict", "digits-ensemble", "--input", "x", "--output", "y.parquet"), no_gpu, "there is no GPU"),
-            (("repro", "studant"), {}, "studant is not a stage"),
-        ]
-        before = digest(project.folder / "work")
-        for command, env, message in cases:
-            error = project.pipeline(*command, env=env, code=2).stderr
-            assert message in error and len(error.strip().splitlines()) == 1, error
-        assert digest(project.folder / "work") == before
-    project.edit("params.yaml", "epochs: 2", "epochs: -2")
-    for verb in (["check"], ["repro"]):
-        error = project.pipeline(*verb, code=2).stderr
-        assert error.strip().endswith("methods.sgd.epochs must be > 0, got -2") and error.count("\n") == 1
-    assert digest(project.folder / "work") == before
-
-
 @pytest.mark.soak
 def test_the_ray_executor_repeats_the_bits_and_an_interrupt_leaves_no_process(project: Project) -> None:
     """The parallel executor with its own Ray head: a short run, then a long run that is interrupted at its workers."""
@@ -146,7 +122,7 @@ def test_the_ray_executor_repeats_the_bits_and_an_interrupt_leaves_no_process(pr
 
 
 def test_a_hyperparameter_of_vbpc_is_read_only_by_vbpcs_coresets_and_runs() -> None:
-    """In the project's own graph, whose stages read the same params for DVC (test_plan.py)."""
+    """In the project's own graph, whose stages read the same params for DVC (test_code.py)."""
     raw = yaml.safe_load((ROOT / "params.yaml").read_text())
     coresets = {f"coreset@{k}" for k, row in raw["coresets"].items() if row["method"] == "vbpc"}
     coresets |= {f"student@{k}" for k, row in raw["runs"].items() if row["method"] == "vbpc"}

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ import pytest
 from pipeline import cli
 from pipeline.core import terminal
 from tests import commands
+from tests.end_to_end.conftest import PARAMS
 from tests.pipeline import background
 from tests.pipeline.params_cases import REFUSED
 
@@ -37,6 +39,30 @@ def test_wrong_arguments_print_two_lines_and_exit_with_code_2(
 
 def test_a_missing_params_file_is_reported_in_one_line(here: Path, command: Callable[..., str]) -> None:
     assert command("check", code=2) == f"check: params.yaml: there is no such file in {here}\n"
+
+
+def test_what_cannot_run_is_one_line_before_any_work(
+    here: Path, command: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dead address of Ray, a device that is absent, a wrong name and a wrong number."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    with socket.socket() as taken:  # bound, but nothing listens
+        taken.bind(("127.0.0.1", 0))
+        dead = {"BDL_EXECUTOR": "ray", "RAY_ADDRESS": f"127.0.0.1:{taken.getsockname()[1]}"}
+        for words, environment, text, message in (
+            ("repro", dead, PARAMS, "no Ray cluster answers there"),
+            ("predict x --input x --output y.parquet", {"BDL_DEVICE": "cuda"}, PARAMS, "there is no GPU"),
+            ("repro studant", {}, PARAMS, "studant is not a stage"),
+            ("repro", {}, PARAMS.replace("epochs: 2", "epochs: -2"), "methods.sgd.epochs must be > 0, got -2"),
+            ("check", {}, PARAMS.replace("epochs: 2", "epochs: -2"), "methods.sgd.epochs must be > 0, got -2"),
+        ):
+            (here / "params.yaml").write_text(text)
+            with monkeypatch.context() as patch:
+                for name, value in environment.items():
+                    patch.setenv(name, value)
+                error = command(*words.split(), code=2)
+            assert message in error and error.count("\n") == 1, error
+            assert {path.name for path in here.rglob("*.*")} <= {"params.yaml", "sources.yaml", "names.json"}
 
 
 def test_every_verb_has_a_line_of_help(command: Callable[..., str]) -> None:

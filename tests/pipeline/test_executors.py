@@ -90,14 +90,6 @@ def test_a_task_continues_from_its_checkpoint_and_its_seconds_add_up(executor: E
     assert store.load("a") is None, "the finished member's checkpoint is left"
 
 
-def test_a_damaged_checkpoint_or_result_is_ignored(tmp_path: Path) -> None:
-    store = opened(tmp_path)
-    store.save("a", b"\x00\x01garbage")
-    store.finish("b", to_bytes(State({"sum": torch.tensor(1)}, {"state": {}, "seconds": 1.0, "peak_bytes": 1}))[:-3])
-    done = run(Inline(EAGER), fake_work.steps, Task("a", 4), Task("b", 4), store=store)
-    assert [(int(d.result.tensors["sum"]), d.result.config["began_at"]) for d in done] == [(10, 0), (10, 0)]
-
-
 @pytest.mark.ray
 def test_results_lie_in_the_drivers_folder_wherever_ray_was_started(
     ray_executor: Executor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -26,7 +26,7 @@ from pipeline.plan.plan import plan
 from pipeline.prepared import folders
 from pipeline.search import branch_of
 from pipeline.stages import report
-from tests.data.test_increment import rows
+from tests.data.test_ood import bright_rows
 from tests.pipeline import test_params_files, walk
 from tests.pipeline.params_cases import changed, params
 from tests.report.report_cases import scores_of_step, write_run
@@ -36,7 +36,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BDL_TRACKING", "off")
-    (x, y), (x_test, y_test) = rows(120, 0), rows(24, 1)
+    (x, y), (x_test, y_test) = bright_rows(120, 0), bright_rows(24, 1)
     np.savez("d.npz", x_train=x, y_train=y, x_test=x_test, y_test=y_test)
     walk.prepared(here, params("with experts"), "d0")
     for stage in ("prepare d1", "coreset c0", "coreset c1", "student r0", "student r1"):
@@ -75,7 +75,7 @@ def test_a_step_is_fitted_to_all_coresets_so_far_and_scored_on_all_classes_so_fa
     assert {row.key: row.step and row.step.increment.step for row in report.infos(numbers)} == {"r0": 0, "r1": 1}
 
 
-def test_the_coreset_of_a_step_is_planned_after_the_coreset_of_the_step_before() -> None:
+def test_the_coreset_of_a_step_is_planned_after_the_coreset_of_the_step_before_and_searched_alone() -> None:
     numbers = typed(params("with experts"))
     assert plan(numbers)["coreset@c1"].needs == {"prepare@d1", "coreset@c0"}
     assert [r.key for r in numbers.lineage(numbers.run("student", "r1"))] == ["c0", "c1", "r1"]
@@ -83,10 +83,7 @@ def test_the_coreset_of_a_step_is_planned_after_the_coreset_of_the_step_before()
     alone = changed(params("with experts"), {"coresets.c1.input": "prepare/d1", "coresets.b1.input": "trajectory/e1"})
     assert typed(alone).run("coreset", "c1").sources == {}  # a learner that forgets
     assert typed(alone).run("coreset", "b1").sources == {"trajectory": "e1"}
-
-
-def test_a_search_over_runs_of_two_data_sets_is_refused() -> None:
-    numbers = typed(params("increments"))
+    numbers = typed(params("increments"))  # a search over runs of two data sets is refused
     with pytest.raises(UserError, match=r"^r1: has inputs on d0: a search fits all runs on d1; search on the first"):
         branch_of(numbers, "random_coreset", "d1", None, Settings())
     assert branch_of(numbers, "random_coreset", "d0", None, Settings()).runs[-1].key == "r0"

@@ -103,13 +103,3 @@ def test_the_report_finds_the_run_that_a_plugins_student_imitates(here: Path) ->
         registry = {**METHODS, "my_chains": replace(METHODS["sgmcmc"], name="my_chains"), "my_student": runs}
         imitated = {info.key: info.imitates for info in infos(typed(raw, registry))}
         assert [imitated["b-of-chains"], imitated["b-of-run"]] == expected and imitated["b-student"] == "b-whole"
-
-
-@pytest.mark.slow
-def test_a_student_of_a_run_is_fitted_and_can_be_loaded(here: Path) -> None:
-    """Both seeds of each split imitate the one seed of the run."""
-    walk.prepared(here, RAW)
-    for key in ("b-whole", "b-student"):
-        walk.stage("student", key)
-    fitted = load_predictor(places.artifact("student", "b-student"), 1, 1)
-    assert fitted.posterior.state().config["posterior"] == "network_draws"

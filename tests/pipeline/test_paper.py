@@ -3,7 +3,6 @@
 import csv
 import json
 import math
-import shutil
 import statistics
 import subprocess
 import sys
@@ -17,8 +16,6 @@ import yaml
 
 from bdl_pipe.errors import UserError
 from bdl_report import papers
-from bdl_report.papers.pages import facts_of
-from bdl_report.papers.stored import EARLIER
 from pipeline import cli
 from pipeline.papers import COMMANDS, read
 from pipeline.run import pool
@@ -130,24 +127,12 @@ def test_only_the_chosen_method_runs_and_every_method_is_shown(go: Go) -> None:
     assert not_run(out, "deterministic") == 2
     # a method that is up to date is shown whatever was chosen; after a change it is not
     assert not_run(go("--method", "deterministic")[1], "Ensemble") == 0
-    write({"trajectories.boston-sgd.override": {"epochs": 1}})
-    assert not_run(go("--method", "deterministic")[1], "Ensemble") == 2
-
-
-def test_a_page_keeps_the_rows_of_runs_that_the_folder_never_made(go: Go) -> None:
-    """A clone without work/ makes one method: the others keep their figures and origin, unless they are out of date."""
-    go()
-    page, file = Path("results/vbll/table2-boston.md"), Path("results/vbll/table2-boston.csv")
-    figures, commit = [*csv.DictReader(file.open())], facts_of(page.read_text())["commit"]
-    shutil.rmtree("work")
-    _, out = go("--method", "ensemble")
-    of_both = zip(figures, csv.DictReader(file.open()), strict=True)
-    assert all({**before, "fit_seconds": ""} == {**after, "fit_seconds": ""} for before, after in of_both)
-    assert not_run(out, "deterministic") == 0
-    kept = facts_of(page.read_text())[EARLIER]
-    assert kept.startswith("deterministic: params params/paper/vbll-table2.yaml, sha256 ") and commit in kept
-    go()
-    assert EARLIER not in facts_of(page.read_text()), "every run is in this folder"
+    # a command with fewer splits keeps the earlier results
+    ran, out = go("--method", "deterministic", "--splits", "1")
+    assert len(ran) == 4
+    assert "agreement: no method has figures with a standard error on both sides" in out
+    assert Path("results/vbll/table2-boston-1-splits.md").is_file()
+    assert go("--method", "deterministic")[0] == []
     write({"trajectories.boston-sgd.override": {"epochs": 1}})
     assert not_run(go("--method", "deterministic")[1], "Ensemble") == 2
 
@@ -155,15 +140,6 @@ def test_a_page_keeps_the_rows_of_runs_that_the_folder_never_made(go: Go) -> Non
 def not_run(out: str, method: str) -> int:
     """Count the cells without a run in the method's line."""
     return next(line for line in out.splitlines() if line.startswith(f"| {method}")).count("not run")
-
-
-def test_a_command_with_fewer_splits_keeps_the_earlier_results(go: Go) -> None:
-    go("--method", "deterministic")
-    ran, out = go("--method", "deterministic", "--splits", "1")
-    assert len(ran) == 4
-    assert "agreement: no method has figures with a standard error on both sides" in out
-    assert Path("results/vbll/table2-boston-1-splits.md").is_file()
-    assert go("--method", "deterministic")[0] == []
 
 
 @pytest.mark.parametrize(("words", "message"), REFUSED["paper"])

@@ -32,11 +32,13 @@ resources:
 """
 
 
-def test_the_most_specific_entry_decides(tmp_path: Path) -> None:
+def test_the_most_specific_entry_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert Settings.read({}).of("student", "swag") == Settings.read({}) == Settings()
     path = tmp_path / "machine.yaml"
     path.write_text(TEXT)
     settings = Settings.read({"BDL_MACHINE": str(path), "BDL_DEVICE": "cuda", "BDL_GPUS_PER_TASK": "0.5"})
-    assert settings.needs == Needs(gpus=0.5)
+    assert settings.needs == Needs(gpus=0.5) and Settings.read({}).of("student", "swag").needs == Needs(gpus=0.25)
     assert settings.of("teacher", "sgmcmc").needs == Needs(gpus=0.25)
     assert settings.of("trajectory", "sgd").needs == Needs(gpus=1, memory_gb=2.5)
     assert settings.of("evaluate", "sgmcmc").needs == Needs(gpus=0.25, others=(("A100", 1.0),))
@@ -56,13 +58,6 @@ def test_every_stage_kind_with_tasks_has_an_entry(tmp_path: Path) -> None:
     path.write_text(f"resources: {{{', '.join(f'{kind}: {{cpus: 3}}' for kind in kinds)}}}")
     settings = Settings.read({"BDL_MACHINE": str(path)})
     assert all(settings.of(kind, "swag").needs == Needs(cpus=3) for kind in kinds)
-
-
-def test_without_machine_yaml_the_settings_keep_their_defaults(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert Settings.read({}).of("student", "swag") == Settings.read({}) == Settings()
-    (tmp_path / "machine.yaml").write_text(TEXT)
-    assert Settings.read({}).of("student", "swag").needs == Needs(gpus=0.25)
 
 
 def test_a_wrong_entry_of_machine_yaml_is_named(tmp_path: Path) -> None:

@@ -31,7 +31,6 @@ from bdl_pipe.training.loop import OptimiserConfig
 from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.settings import Settings
-from pipeline.plan import sources
 from pipeline.plan.plan import one
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
@@ -286,14 +285,6 @@ def test_the_place_of_tasks_follows_from_their_number_size_and_the_cluster(
     planned = [Task(f"{n}", payload, ("data-0",), data_parallel=True) for n in range(tasks)]
     settings = dataclasses.replace(SETTINGS, **environment)
     assert fit_stage._where(run, planned, {"data-0": data}, settings) == where  # type: ignore[arg-type]
-
-
-def test_a_stage_has_the_code_digest_of_its_own_method_alone() -> None:
-    """So a change of another method's code leaves the checkpoints in place."""
-    ours = load_params(ROOT / "params.yaml")
-    codes = {key: dict(one("student", key, ours).digests) for key in ("boston-vbll", "boston-gp")}
-    assert codes["boston-vbll"] == {"code.fit.vbll": sources.fit_digest("vbll", ours)}
-    assert codes["boston-vbll"] != codes["boston-gp"]
 
 
 def test_a_diverged_group_is_repeated_at_a_lower_rate_and_the_warning_names_it() -> None:

@@ -1,16 +1,21 @@
-"""The report's figures: their data against a computation from rows, each with a wrong variant that fails."""
+"""The report's figures and plots: their data against a computation from rows; the loss of a student, by hand."""
 
+import csv
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 
+from bdl_pipe import scores
 from bdl_pipe.metrics.comparison import Difference
 from bdl_pipe.metrics.standings import Standing
-from bdl_pipe.scores import Quantity
-from bdl_report import charts, tables
+from bdl_pipe.scores import Quantity, RunScores, Score
+from bdl_report import RunInfo, charts, plots, tables
+from bdl_report.students import beside
+from bdl_report.tables import Table
 from bdl_report.vega import Chart
 from tests.report.report_cases import of_values, write_run
 
@@ -99,3 +104,60 @@ def test_lines_leave_out_what_is_not_finite_and_state_the_value_at_a_place() -> 
     chart = charts.lines(named, points, ("t", "x", "y"), "at the end", at=1.5)
     assert [(row["x"], row["low"], row["high"]) for row in rows(chart)] == [(0, 0.9, 1.1), (2, 2.5, 3.5)]
     assert chart.alt == "at the end: a 1" and list(chart.names) == ["a"]
+
+
+U = np.random.default_rng(0).uniform(size=400) ** 1.5  # F(y) of 400 targets, more of them small
+
+
+@pytest.mark.parametrize("bins", [10, 7])
+def test_the_coverage_of_intervals_is_the_share_of_targets_in_them(tmp_path: Path, bins: int) -> None:
+    """Stored are counts of equal bins; the oracle takes F(y) itself, and one-sided intervals have other shares."""
+    frame = pd.DataFrame({"count": [0, 3], "confidence": [np.nan, 0.7], "accuracy": [np.nan, 0.5]})
+    counts = pd.Series(np.histogram(U, bins, (0, 1))[0])
+    drawn: Any = {"calibration": {"b": frame}, "pit": {"a": counts}, "risk": {}}
+    runs = tuple(RunInfo(key, f"set {key}", "gp", "", tmp_path) for key in "ab")
+    plots.write(Table(runs, {}, drawn, {}), tmp_path / "plots")
+    read = {path.stem: [*csv.reader(path.open())] for path in (tmp_path / "plots").iterdir()}
+    assert read["reliability"] == [["dataset", "run", "confidence", "accuracy"], ["set b", "b", "0.7", "0.5"]]
+    points = [(float(level), float(share)) for _, _, level, share in read["intervals"][1:]]
+    assert points[-1] == (1.0, 1.0) and len(points) == (bins + 1) // 2
+    for level, share in points[:-1]:
+        assert share == pytest.approx(np.mean(abs(U - 0.5) < level / 2))
+        assert share != pytest.approx(np.mean(U - level < 0), abs=0.01)
+
+
+NLL, ACCURACY, SIZE = Quantity("nll"), Quantity("accuracy"), Quantity("bytes", "cost")
+
+
+def run(of: Quantity, values: list[list[float]]) -> RunScores:
+    """A run with these values [split][seed]."""
+    figures = [Score(s, k, of, value, 10) for s, seeds in enumerate(values) for k, value in enumerate(seeds)]
+    return RunScores(scores.table("d", "m", "s", figures))
+
+
+def test_a_loss_is_a_mean_over_pairs_of_splits_with_seeds_averaged_first() -> None:
+    """Differences .1, .3 and .2: mean .2, standard error .1/√3; the figures' own errors are ten times as large."""
+    student, teacher = run(NLL, [[1.0, 1.2], [3.3, 3.3], [5.1, 5.3]]), run(NLL, [[1.0], [3.0], [5.0]])
+    pair = beside(student, teacher, NLL)
+    assert pair.student == student.estimate(NLL) and pair.teacher == teacher.estimate(NLL)
+    assert pair.lost is not None and pair.lost.error is not None and pair.student is not None
+    assert (pair.lost.mean, pair.lost.n) == (pytest.approx(0.2), 3)
+    assert pair.lost.error == pytest.approx(0.1 / math.sqrt(3))
+    assert pair.student.error is not None and pair.student.error > 10 * pair.lost.error
+    assert pair.ratio == pytest.approx(3.0 / 3.2)
+
+
+def test_a_lower_accuracy_is_a_loss_and_one_split_has_no_error_and_the_numbers_of_seeds_may_differ() -> None:
+    pair = beside(run(ACCURACY, [[0.9], [0.8]]), run(ACCURACY, [[0.92], [0.84]]), ACCURACY)
+    assert pair.lost is not None and pair.lost.mean == pytest.approx(0.03)
+    pair = beside(run(NLL, [[0.3, 0.5]]), run(NLL, [[0.1]]), NLL)
+    assert pair.lost is not None and pair.lost.mean == pytest.approx(0.3) and pair.lost.error is None
+    assert beside(run(SIZE, [[200.0]]), run(SIZE, [[900.0]]), SIZE).ratio == 4.5
+
+
+def test_runs_that_cannot_be_compared_have_no_loss() -> None:
+    one, two = run(NLL, [[0.3]]), run(NLL, [[0.3], [0.5]])
+    assert beside(one, two, NLL).lost is None and beside(one, None, NLL).lost is None
+    missing = beside(one, two, ACCURACY)
+    assert (missing.student, missing.teacher, missing.lost, missing.ratio) == (None, None, None, None)
+    assert beside(one, None, NLL).student == one.estimate(NLL) and beside(one, None, NLL).ratio is None
