@@ -21,14 +21,13 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from .. import networks
 from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
-from ..networks.base import lecun_normal
+from ..networks.base import lecun_normal, skip_init
 from ..networks.last_layer import ClassShares
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
