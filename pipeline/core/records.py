@@ -1,4 +1,4 @@
-"""``<artifact>.run.json``: facts that differ between equal runs: seconds, memory, device, commit, warnings.
+"""``<artifact>.run.json``: facts that differ between equal runs: seconds, memory, device, commit, warnings, the curve.
 
 The file is beside the artifact and not in it, so that equal runs have equal artifacts and DVC runs no later stage.
 """
@@ -31,8 +31,13 @@ def write(
     settings: Settings,
     summary: Summary,
     above: Above,
+    curve: Sequence[tuple[float, float]] = (),
 ) -> None:
-    """Write ``<artifact>.run.json``. A seed's total seconds include its upstream fits, each once."""
+    """Write ``<artifact>.run.json``. A seed's total seconds include its upstream fits, each once.
+
+    Args:
+        curve: step and loss of some steps.
+    """
     import torch
 
     made_from = {name: _made_from(run, name, above) for name in done}
@@ -48,6 +53,7 @@ def write(
         "metrics": {name: float(value) for name, value in summary.metrics.items()},
         "warnings": list(summary.warnings),
         "traces": dict(summary.traces),
+        "curve": [list(point) for point in curve],
     }
     write_bytes(places.record(run.kind, run.key), json.dumps(record, sort_keys=True, indent=1).encode())
 

@@ -29,7 +29,8 @@ BDL_MLFLOW_ARTIFACTS    s3://bucket/path of the artifacts of tracked runs (defau
       student.ciber: {gpus: 0, cpus: 2}           # a method in a stage kind
       evaluate: {memory_gb: 8, resources: {A100: 1}}   # resources by the names that ray start defines
 
-    track: {models: true}                         # repro registers each run's posterior in MLflow; default: false
+    track: {models: true, system: true}           # repro registers each run's posterior in MLflow, and logs the
+                                                  # machine's CPU, memory, disk, network and GPUs; default: false
 
 The most specific entry with a value for a key decides. The file is beside ``params.yaml``, or at BDL_MACHINE.
 """
@@ -120,9 +121,11 @@ class Track:
 
     Attributes:
         models: whether ``repro`` logs the posterior of each run to MLflow, and registers it.
+        system: whether a command's run has the machine's CPU, memory, disk, network and GPUs, measured every 10 s.
     """
 
     models: bool = False
+    system: bool = False
 
 
 @dataclass(frozen=True)

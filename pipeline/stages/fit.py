@@ -66,7 +66,7 @@ def run(stage: Stage, params: Params, executor: Executor, settings: Settings) ->
     data = [rows for rows in shared.values() if isinstance(rows, FitData)]  # one for each split, in order
     _publish(places.artifact(kind, key), run, about, params.seed, named, data)
     summary = _summarise(run, named, data)
-    records.write(run, named, settings, summary, above)
+    records.write(run, named, settings, summary, above, display.curve())
     for text in summary.warnings:
         print(f"warning: {kind} {key}: {text}", file=sys.stderr)
     return store

@@ -46,8 +46,10 @@ def run_info(run: Run, params: Params) -> bdl_report.RunInfo:
     coreset, record_of_run = run.sources.get("coreset"), records.read("student", run.key)
     splits = params.datasets[run.spec.dataset].splits
     warnings, chains = record_of_run.get("warnings", []), _chains(run.key, record_of_run, splits)
+    training = _curve(run.key, record_of_run)
     for kind, key in run.sources.items():
         record = records.read(kind, key)
+        training |= _curve(key, record)
         warnings = [*warnings, *(f"{key}: {warning}" for warning in record.get("warnings", []))]
         chains |= _chains(key, record, splits)
     return bdl_report.RunInfo(
@@ -58,6 +60,7 @@ def run_info(run: Run, params: Params) -> bdl_report.RunInfo:
         evaluate=places.artifact("evaluate", run.key),
         scores=places.artifact("scores", run.key),
         warnings=tuple(warnings),
+        training=training,
         step=_step(params.datasets[run.spec.dataset]),
         coreset=_coreset(params.run("coreset", coreset)) if coreset else None,
         network=_network(run, params),
@@ -90,6 +93,12 @@ def _imitated(run: Run, params: Params) -> str | None:
     makers = {params.run(kind, key).method.name for kind, key in run.sources.items()}
     others = (other for other in params.of("student") if other.method.name in makers)
     return next((other.key for other in others if other.sources == run.sources), "")
+
+
+def _curve(key: str, record: Mapping[str, Any]) -> dict[str, list[tuple[float, float]]]:
+    """Return the curve of a fit's record; nothing for a fit without steps, or a record of an older version."""
+    points = [(float(step), float(loss)) for step, loss in record.get("curve", ())]
+    return {key: points} if points else {}
 
 
 def _chains(key: str, record: Mapping[str, Any], splits: int) -> dict[str, bdl_report.ChainsInfo]:

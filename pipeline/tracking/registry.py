@@ -1,6 +1,8 @@
 """MLflow's registry of models."""
 
+import io
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stderr
 from typing import Any, Final
 
 from . import store
@@ -28,7 +30,8 @@ def register(
         import mlflow
 
         mlflow.set_tracking_uri(store.store_uri())
-        with mlflow.start_run(run_id=run_id):
+        # a model is no work to measure; MLflow prints what the caller prints, too, and its errors are exceptions
+        with mlflow.start_run(run_id=run_id, log_system_metrics=False), redirect_stderr(io.StringIO()):
             logged = mlflow.pyfunc.log_model(name="model", registered_model_name=name, **contents())
         version = str(logged.registered_model_version)
         client.set_model_version_tag(name, version, _DIGEST, digest)

@@ -191,16 +191,17 @@ def log(
         values, several, texts = values[800:], several[100:], texts[50:]
 
 
-def watch(run_id: str) -> bool:
-    """Log the machine's CPU, memory, disk, network and GPUs to a run; return False unless MLflow's switch is on.
+def watch(run_id: str, wanted: bool) -> bool:
+    """Log the machine's CPU, memory, disk, network and GPUs to a run; return False if nobody asks for them.
 
-    The switch is ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true``. MLflow's thread ends with :func:`unwatch`, which the
-    same thread must call.
+    MLflow's own switch is ``MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING=true``. It measures every 10 s in a thread that ends
+    with :func:`unwatch`, which the same thread must call.
     """
-    if os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() not in ("true", "1"):
+    if not wanted and os.environ.get("MLFLOW_ENABLE_SYSTEM_METRICS_LOGGING", "").lower() not in ("true", "1"):
         return False
     import mlflow
 
+    logging.getLogger("mlflow.system_metrics").setLevel(logging.WARNING)
     mlflow.set_tracking_uri(store_uri())
     mlflow.start_run(run_id=run_id, log_system_metrics=True)
     return True

@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient
 
 _TRACKED: Final = (*FIT_KINDS, "evaluate")
+_REPORT: Final = "report.sha256"  # the tag with the hash of the report's pages
+_SAME: Final = "report.run"  # the tag with the id of the run that has the same pages
 _IDENTITY: Final = "identity"  # the tag with the hash of the identity file, which identifies a result
 _FOLLOW_SECONDS: Final = 3.0  # between two reads of running stages' curves
 _CLOSE_SECONDS: Final = 120.0  # the longest wait for the store at the end of a command
@@ -120,6 +123,7 @@ class Tracker:
         self._todo = queue.SimpleQueue[Callable[[], object] | None]()
         self._running: dict[str, StageRun] = {}
         self._began, self._parent, self._has_failed, self._watches = time.time(), "", False, False
+        self._watched = settings.machine.track.system
         self._thread = threading.Thread(target=self._work, name="tracking", daemon=True)
         if settings.tracking:
             self._thread.start()
@@ -181,7 +185,7 @@ class Tracker:
         if not self._parent:
             tags = {"device": self._device, **_commit(provenance.commit()), **self._tags}
             self._parent = store.create(self._client, self._experiment, self._command, tags, self._began)
-            self._watches = store.watch(self._parent)
+            self._watches = store.watch(self._parent, self._watched)
         tags = {store.NEST: self._parent, "device": self._device, **_commit(made_at)}
         run.start(self._client, self._experiment, self._params, tags, started)
 
@@ -195,14 +199,24 @@ class Tracker:
             run.end(self._client, status, ended, lines)
 
     def _keep_report(self) -> None:
-        """Keep the report's pages, each with the script that draws its figures: MLflow shows one file alone."""
+        """Keep the report's pages, unless another run of the store has the same report.
+
+        MLflow shows one file alone, so that the first page has the script of 0.9 MB that draws figures. Other pages
+        say where their figures are.
+        """
+        pages = {str(page.relative_to(places.REPORT)): page for page in sorted(places.REPORT.rglob("*.html"))}
+        if not self._parent or not pages:
+            return
+        digest = sha256("".join(artifacts.sha256(page) for page in pages.values()).encode()).hexdigest()
+        same = store.search(self._client, self._experiment, f"tags.{_REPORT} = '{digest}'")
+        store.log(self._client, self._parent, tags={_REPORT: digest} | ({_SAME: same[0].info.run_id} if same else {}))
         script = places.REPORT / "pages/vega.js"
         code = script.read_text(encoding="utf-8") if script.is_file() else ""
-        for page in places.REPORT.rglob("*.html") if self._parent else ():
+        for name, page in pages.items() if not same else ():
             head, found, tail = page.read_text(encoding="utf-8").rpartition('vega.js"></script>')
-            start = head.rpartition("<script")[0]
-            text = f"{start}<script>{code}</script>{tail}" if found else tail
-            self._client.log_text(self._parent, text, str(page.relative_to(places.REPORT)))
+            drawn = f"<script>{code}</script>" if name == "index.html" else f"<p>Its figures are in report/{name}.</p>"
+            text = f"{head.rpartition('<script')[0]}{drawn}{tail}" if found else tail
+            self._client.log_text(self._parent, text, name)
 
     def _project(self, runs: Sequence[StageRun]) -> None:
         published = self._known()

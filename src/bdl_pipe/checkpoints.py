@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Protocol, final, runtime_checkable
 
 from .artifacts import State, from_bytes, to_bytes
+from .display import PARTS
 from .errors import ArtifactError
 from .metrics.cost import clock, peak_bytes
 from .progress import Report
@@ -61,7 +62,7 @@ class HandedOver(Exception):
 
 @final
 class Checkpointed(Report):
-    """The report of one fit that keeps checkpoints, and sends progress at most twice a second."""
+    """The report of one fit that keeps checkpoints, and sends progress twice a second and in each fiftieth of steps."""
 
     def __init__(
         self,
@@ -77,7 +78,7 @@ class Checkpointed(Report):
 
         Args:
             keeper: stores the checkpoints. None stores no checkpoint.
-            send: receives (name, step, total, metrics), at most twice a second.
+            send: receives (name, step, total, metrics).
             every: seconds between two checkpoints.
             limit: seconds after which the fit saves a last checkpoint and raises HandedOver.
             cost: the clock of :attr:`seconds`; all other times are wall time.
@@ -85,7 +86,7 @@ class Checkpointed(Report):
         self._name, self._keeper, self._send, self._every, self._limit = name, keeper, send, every, limit
         self._cost, self._began = cost, cost()
         self._start = self._saved = time.monotonic()
-        self._sent = -_SEND_SECONDS
+        self._sent, self._part = -_SEND_SECONDS, -1
         self._before = 0.0
         self._metrics: dict[str, float] = {}
 
@@ -96,9 +97,9 @@ class Checkpointed(Report):
 
     def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
         self._metrics.update(metrics or {})
-        now = time.monotonic()
-        if self._send is not None and (now - self._sent >= _SEND_SECONDS or step == total):
-            self._sent = now
+        now, part = time.monotonic(), PARTS * step // total if total else 0
+        if self._send is not None and (now - self._sent >= _SEND_SECONDS or part != self._part or step == total):
+            self._sent, self._part = now, part
             self._send(self._name, step, total, self._metrics)
             self._metrics = {}
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any, Final, TypeVar
 
 _LINE_SECONDS: Final = 10.0
+PARTS: Final = 50  # of a fit's steps; the first report in each part is always sent
 D = TypeVar("D", bound="Display")
 
 

@@ -7,7 +7,8 @@ s is ``prior_variance`` and σ² ``noise_variance``, in the units of the targets
 only the h×h factor of A (Woodbury; the determinant lemma) and is computed as a sum of squares, without an n×n matrix or
 differences of large numbers. Posterior, evidence and predictive are differentiable and work under ``torch.func.vmap``.
 
-A row whose noise is σ²e^g equals the row times e^(−g/2) with the noise σ²: see :func:`scaled`.
+A row whose noise is σ²e^g equals the row times e^(−g/2) with the noise σ², and a row of weight w in the log-likelihood
+equals the row times √w, but for the number of rows in the evidence, which is Σw: see :func:`scaled`.
 """
 
 import math
@@ -39,16 +40,24 @@ def with_bias(features: Float[Tensor, "*rows h"]) -> Float[Tensor, "*rows h1"]:
 
 
 def scaled(
-    features: Float[Tensor, "n h"], targets: Tensor, log_noise: Float[Tensor, "n 1"] | None
+    features: Float[Tensor, "n h"],
+    targets: Tensor,
+    log_noise: Float[Tensor, "n 1"] | None,
+    weights: Float[Tensor, " n"] | None = None,
 ) -> tuple[Float[Tensor, "n h"], Tensor]:
-    """Return φs and ys of targets [n, o], s = e^(−g/2), which have one noise; g is ``log_noise``.
+    """Return φs and ys of targets [n, o], s = e^(−g/2) √w, which have one noise and weight 1.
 
-    None: the noise is one already, and features and targets are returned.
+    Args:
+        log_noise: g. None: the noise is one already.
+        weights: w > 0 of the rows' log-likelihoods. None: all are 1.
     """
-    if log_noise is None:
-        return features, targets
-    s = (-log_noise / 2).exp()
-    return features * s, targets * s
+    if log_noise is not None:
+        s = (-log_noise / 2).exp()
+        features, targets = features * s, targets * s
+    if weights is not None:
+        root = weights.sqrt()[:, None]
+        features, targets = features * root, targets * root
+    return features, targets
 
 
 @dataclass(frozen=True)
@@ -108,19 +117,24 @@ def posterior(
 
 
 def log_marginal_likelihood(
-    features: Float[Tensor, "n h"], targets: Float[Tensor, "n o"], prior_variance: Variance, noise_variance: Variance
+    features: Float[Tensor, "n h"],
+    targets: Float[Tensor, "n o"],
+    prior_variance: Variance,
+    noise_variance: Variance,
+    rows: Variance | None = None,
 ) -> Float[Tensor, ""]:
-    """Return Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86).
+    """Return Σ_k log N(y_k | 0, sΦΦᵀ + σ²I), in nats (Bishop 2006, eq. 3.86); see :func:`best_variances` for ``rows``.
 
     It raises the errors of ``posterior``.
     """
     q = posterior(features, targets, prior_variance, noise_variance)
     prior, noise = _like(features, prior_variance), q.noise_variance
     (n, h), outputs = features.shape, targets.shape[-1]
-    log_det = n * noise.log() + h * prior.log() + 2 * q.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
+    count = n if rows is None else rows
+    log_det = count * noise.log() + h * prior.log() + 2 * q.factor.diagonal(dim1=-2, dim2=-1).log().sum(-1)
     misfit = (targets - features @ q.mean).square().sum((-2, -1)) / noise
     size = q.mean.square().sum((-2, -1)) / prior
-    return -0.5 * (misfit + size + outputs * (log_det + n * math.log(2 * math.pi)))
+    return -0.5 * (misfit + size + outputs * (log_det + count * math.log(2 * math.pi)))
 
 
 def _like(features: Tensor, variance: Variance) -> Tensor:
@@ -183,7 +197,7 @@ def best_variances(
 
     Args:
         rows: the number n of rows in the evidence. None: as many as there are. With weights w_i it is Σ w_i, and the
-            features and targets are those of :func:`scaled` by log w_i: a weight of 2 counts as two equal rows.
+            features and targets are those of :func:`scaled`: a weight of 2 counts as two equal rows.
 
     Raises:
         DataError: features or targets are not finite, or are all zero.

@@ -29,6 +29,13 @@ def write(table: Table, folder: Path) -> None:
         for name, points in drawn.items():
             rows = [(run.dataset, run.key, *at) for run in table.runs for at in points(table, run.key)]
             write_csv(place / f"{name}.csv", ["dataset", "run", *_AXES[name]], rows)
+        write_csv(place / "training.csv", ["dataset", "run", "step", "loss"], training(table))
+
+
+def training(table: Table) -> list[tuple[str, str, float, float]]:
+    """Return data set, fitted entry, step and loss of the fits of all runs; runs may share a fit."""
+    points = ((run.dataset, fit, *at) for run in table.runs for fit, curve in run.training.items() for at in curve)
+    return list(dict.fromkeys(points))
 
 
 def reliability(table: Table, run: str) -> Iterator[Point]:

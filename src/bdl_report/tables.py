@@ -95,6 +95,7 @@ class RunInfo:
         chains: the chains that the run predicts from, by the key of the entry that made them.
         imitates: the run that this run imitates. It is empty if no run has the imitated posterior, and None if the run
             imitates nothing.
+        training: step and loss of some steps of its fits, by the key of the entry that was fitted.
         ended: the recorded reason why each fit ended, see :class:`bdl_pipe.metrics.standings.Candidate`.
     """
 
@@ -110,6 +111,7 @@ class RunInfo:
     chains: Mapping[str, ChainsInfo] = field(default_factory=dict)
     imitates: str | None = None
     ended: tuple[str, ...] = ()
+    training: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     scores: Path | None = None
 
 

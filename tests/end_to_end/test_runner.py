@@ -292,6 +292,7 @@ def test_an_experiment_of_dvc_runs_what_changed_and_applies_again(project: Proje
         "intervals",
         "risk",
         "cost",
+        "training",
     }
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 
 from bdl_pipe.artifacts import State, to_bytes
+from bdl_pipe.checkpoints import Checkpointed
 from bdl_pipe.errors import UserError
 from bdl_pipe.progress import Report
 from pipeline.core.settings import Settings
@@ -236,6 +237,17 @@ def test_metrics_reach_the_sink_with_their_task_and_step() -> None:
         display.step("0-0", 1, 2, {"loss": 3.0})
         display.step("0-0", 2, 2, {"accuracy": 0.5})
     assert reports == [({"0-0/loss": 3.0, "0-0/accuracy": 0.5}, 2)]
+
+
+def test_a_curve_has_the_mean_of_the_first_reports_in_each_fiftieth_whatever_the_clock_says() -> None:
+    with Display("m") as display:
+        display.expect(2)
+        for task in ("0-0", "0-1"):
+            report = Checkpointed(task, None, display.step)
+            for step in range(1, 201 if task == "0-0" else 101):
+                report(step, 200, {"loss": step + 2.0 * (task == "0-1")})
+    curve = display.curve()
+    assert curve == [(step, step + (step <= 100)) for step in (1, *range(4, 201, 4))]
 
 
 @dataclasses.dataclass

@@ -101,6 +101,10 @@ def runs(client: MlflowClient) -> dict[str, Any]:
     return {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
 
 
+def artifact(run: Any, name: str) -> Path:
+    return Path("mlruns/artifacts", run.info.run_id, "artifacts", name)
+
+
 class Fake:
     """A client that keeps a line for every request; ``before`` may refuse a request."""
 
@@ -148,14 +152,21 @@ def test_stages_are_tracked_as_tagged_children_of_the_command(client: MlflowClie
         places.REPORT.mkdir()
         (places.REPORT / "pages").mkdir()
         (places.REPORT / "pages/vega.js").write_text("draw")
-        (places.REPORT / "index.html").write_text('the <script src="pages/vega.js"></script> report')
+        for page, source in (("index.html", "pages/vega.js"), ("pages/trust.html", "vega.js")):
+            (places.REPORT / page).write_text(f'the <script src="{source}"></script> report')
         tracker.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
     children = runs(client)
     parent, child, scored = children["repro"], children["student toy-vbll"], children["evaluate toy-vbll"]
     assert {run.info.status for run in children.values()} == {"FINISHED"} and len(children) == 3
     assert parent.data.tags["paper"] == "vbll:table2"
-    kept = Path("mlruns/artifacts", parent.info.run_id, "artifacts/index.html").read_text()
-    assert kept == "the <script>draw</script> report"
+    kept = [artifact(parent, page).read_text() for page in ("index.html", "pages/trust.html")]
+    note = "<p>Its figures are in report/pages/trust.html.</p>"
+    assert kept == ["the <script>draw</script> report", f"the {note} report"]
+    with opened("repro again") as tracker:
+        play(tracker, fit)
+        tracker.ended(Stage("report", "", frozenset(), (), (), {}, {}), "FINISHED")
+    again = runs(client)["repro again"]
+    assert again.data.tags["report.run"] == parent.info.run_id and not artifact(again, "index.html").exists()
     expected = {"stage": "student", "key": "toy-vbll", "dataset": "toy", "method": "vbll", "setting": "small"}
     expected |= {"seed": "7", "git_commit": "abc-dirty", "mlflow.source.git.commit": "abc", "device": "a processor"}
     expected |= {"warnings": "chains disagree", "mlflow.parentRunId": parent.info.run_id}

@@ -115,10 +115,13 @@ def test_the_coverage_of_intervals_is_the_share_of_targets_in_them(tmp_path: Pat
     frame = pd.DataFrame({"count": [0, 3], "confidence": [np.nan, 0.7], "accuracy": [np.nan, 0.5]})
     counts = pd.Series(np.histogram(U, bins, (0, 1))[0])
     drawn: Any = {"calibration": {"b": frame}, "pit": {"a": counts}, "risk": {}}
-    runs = tuple(RunInfo(key, f"set {key}", "gp", "", tmp_path) for key in "ab")
+    fits = {"shared": [(1, 0.5), (2.5, 0.25)]}
+    runs = tuple(RunInfo(key, f"set {of}", "gp", "", tmp_path, training=fits) for key, of in ("aa", "bb", "cb"))
     plots.write(Table(runs, {}, drawn, {}), tmp_path / "plots")
     read = {path.stem: [*csv.reader(path.open())] for path in (tmp_path / "plots").iterdir()}
     assert read["reliability"] == [["dataset", "run", "confidence", "accuracy"], ["set b", "b", "0.7", "0.5"]]
+    loss = [[f"set {of}", "shared", *at] for of in "ab" for at in (["1", "0.5"], ["2.5", "0.25"])]
+    assert read["training"] == [["dataset", "run", "step", "loss"], *loss]
     points = [(float(level), float(share)) for _, _, level, share in read["intervals"][1:]]
     assert points[-1] == (1.0, 1.0) and len(points) == (bins + 1) // 2
     for level, share in points[:-1]:

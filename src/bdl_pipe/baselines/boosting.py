@@ -16,6 +16,9 @@ to all rows. The noise of regression is estimated from the residuals of left-out
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
   Candès 2019, with folds instead of a split).
 
+Weights of rows are those of the losses, of the scores of left-out rows, and of the estimates of noise; a quantile is
+then the smallest value with its level's share of the weights. The least number of rows of a leaf counts rows.
+
 Rows of groups are left out by whole groups. Rows with dates are cut into K + 1 consecutive folds, and each fold but the
 first is predicted from all earlier ones; the noise is then estimated without the first fold.
 
@@ -51,6 +54,7 @@ from .trees import Trees, clear_of_rounding, of_boosting
 _SMALLEST: Final = 1e-6  # the smallest variance relative to the targets' variance; an exact fit has variance 0
 _PATIENCE: Final = 20  # boosting stops after this many rounds without a better score on left-out rows
 _ABSENT: Final = -50.0  # log-probability of a class without training rows
+Scaled = tuple[np.ndarray, np.ndarray | None]  # residuals over their standard deviations [row], and the rows' weights
 
 
 @dataclass(frozen=True)
@@ -136,10 +140,10 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
         return State(_named("sums.0", folded.solve("classes", "classes", targets)[0]) | tensors, about)
     if config.noise == "quantiles":
         return State(_quantiles(folded, targets) | tensors, about)
-    scaled = list[np.ndarray]()
+    scaled = list[Scaled]()
     for i, column in enumerate(targets.T):
         trees, left_out = folded.solve(f"mean.{i}", "squared_error", column)
-        variance, standard = _noise(folded, i, column - left_out, float(column.var()))
+        variance, standard = _noise(folded, i, column - left_out, _variance(column, folded.weights))
         tensors |= _named(f"sums.{i}", trees) | _named(f"variance.{i}", variance)
         scaled.append(standard)
     return State(tensors | (_student(tensors, scaled) if config.noise == "student" else {}), about)
@@ -167,7 +171,7 @@ class _Folds:
         categories: Categories | None,
     ) -> None:
         """Store the rows and the fold of each row; ``parts`` is the number of calls of :meth:`solve`."""
-        self._rows, self.config, self._report, self._codes = rows, config, report, 0
+        self._rows, self.config, self._report, self._codes, self.weights = rows, config, report, 0, data.train.weights
         self._split_by = data.train.units is not None
         self._mask, self._given = None, rows  # which columns are categories; rows as scikit-learn takes them
         if categories is not None:
@@ -206,7 +210,7 @@ class _Folds:
         left_out = np.full(len(targets), np.nan)
         for (trees, _), out in models if loss != "classes" else ():
             left_out[out] = trees.first(rounds)(torch.from_numpy(self._rows[out]))[:, 0].numpy()
-        model = self._model(loss, level, rounds).fit(self._given[there], targets[there])
+        model = self._model(loss, level, rounds).fit(self._given[there], targets[there], _at(self.weights, there))
         trees = of_boosting(model, rounds, self._codes)
         return clear_of_rounding(trees, self._rows), left_out
 
@@ -220,7 +224,8 @@ class _Folds:
         """Return the trees of the rows ``rest``, and the number of rounds with the best score on the rows ``out``."""
         if f"{name}best" not in self._done:
             model = self._model(loss, level, self.config.rounds, stop=True)
-            model.fit(self._given[rest], targets[rest], X_val=self._given[out], y_val=targets[out])
+            held = {"X_val": self._given[out], "y_val": targets[out], "sample_weight_val": _at(self.weights, out)}
+            model.fit(self._given[rest], targets[rest], _at(self.weights, rest), **held)
             best = int(np.argmax(model.validation_score_))
             self._done |= _named(name.rstrip("."), of_boosting(model, model.n_iter_, self._codes)) | {
                 f"{name}best": torch.tensor(best)
@@ -252,45 +257,51 @@ def _named(name: str, trees: Trees) -> dict[str, Tensor]:
     return {f"{name}.{key}": values for key, values in trees.tensors.items()}
 
 
-def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> tuple[Trees, np.ndarray]:
+def _at(weights: np.ndarray | None, rows: np.ndarray) -> np.ndarray | None:
+    return None if weights is None else weights[rows]
+
+
+def _noise(folded: _Folds, output: int, residuals: np.ndarray, variance: float) -> tuple[Trees, Scaled]:
     """Return the log variance as trees, from left-out residuals, for the config's ``noise``.
 
-    Also return the residuals of the left-out rows over their standard deviations [row].
+    Also return the residuals of the left-out rows over their standard deviations, with the rows' weights.
     """
     squared = np.maximum(residuals**2, _SMALLEST * max(variance, _SMALLEST))
     there = ~np.isnan(squared)
-    constant = math.log(float(squared[there].mean()))
-    alone = Trees.constant([constant]), np.sqrt(squared[there] / math.exp(constant))
+    weights = _at(folded.weights, there)
+    constant = math.log(student_noise.mean(squared[there], weights))
+    alone = Trees.constant([constant]), (np.sqrt(squared[there] / math.exp(constant)), weights)
     if folded.config.noise == "one" or not folded.predictable(squared):
         return alone
     trees, left_out = folded.solve(f"noise.{output}", "gamma", squared)
     known = ~np.isnan(left_out)
-    squared, left_out = squared[known], left_out[known]
+    squared, left_out, weights = squared[known], left_out[known], _at(folded.weights, known)
+    of_input = trees, (np.sqrt(squared / np.exp(left_out)), weights)
     if folded.config.noise == "each input":
-        return trees, np.sqrt(squared / np.exp(left_out))
+        return of_input
     nll = _student_nll if folded.config.noise == "student" else _nll
-    worse = nll(squared, left_out) >= nll(squared, np.full(len(squared), constant))
-    return alone if worse else (trees, np.sqrt(squared / np.exp(left_out)))
+    worse = nll(squared, left_out, weights) >= nll(squared, np.full(len(squared), constant), weights)
+    return alone if worse else of_input
 
 
-def _nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
+def _nll(squared: np.ndarray, log_variance: np.ndarray, weights: np.ndarray | None) -> float:
     """Return the mean of −2 log N(r | 0, v) up to a constant."""
-    return float((squared * np.exp(-log_variance) + log_variance).mean())
+    return student_noise.mean(squared * np.exp(-log_variance) + log_variance, weights)
 
 
-def _student_nll(squared: np.ndarray, log_variance: np.ndarray) -> float:
+def _student_nll(squared: np.ndarray, log_variance: np.ndarray, weights: np.ndarray | None) -> float:
     """Return the mean of −2 log p of the residuals at the best ν and c, up to the constant of :func:`_nll`."""
-    found = student_noise.fit([np.sqrt(squared / np.exp(log_variance))])
-    return float(log_variance.mean()) - 2 * found.density
+    found = student_noise.fit([np.sqrt(squared / np.exp(log_variance))], [weights])
+    return student_noise.mean(log_variance, weights) - 2 * found.density
 
 
-def _student(tensors: dict[str, Tensor], scaled: list[np.ndarray]) -> dict[str, Tensor]:
+def _student(tensors: dict[str, Tensor], scaled: list[Scaled]) -> dict[str, Tensor]:
     """Return the degrees of freedom, and the trees' log variances turned into log squared scales.
 
     Args:
-        scaled: left-out residuals of each output over their standard deviations.
+        scaled: left-out residuals of each output.
     """
-    found = student_noise.fit(scaled)
+    found = student_noise.fit([z for z, _ in scaled], [weights for _, weights in scaled])
     starts = {
         f"variance.{i}.start": tensors[f"variance.{i}.start"] + 2 * math.log(factor)
         for i, factor in enumerate(found.factors)
@@ -301,13 +312,22 @@ def _student(tensors: dict[str, Tensor], scaled: list[np.ndarray]) -> dict[str, 
 def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
     """Return the trees of each output and level, the shifts [output, level], and the least deviation [output]."""
     tensors, shifts = dict[str, Tensor](), np.zeros((targets.shape[1], len(SCORES)))
+    of_rows = folded.weights
+    way: Literal["linear", "inverted_cdf"] = "linear" if of_rows is None else "inverted_cdf"
     for output, column in enumerate(targets.T):
         for number, level in enumerate(levels()):
             trees, left_out = folded.solve(f"quantile.{output}.{number}", "quantile", column, level)
             tensors |= _named(f"sums.{output * len(SCORES) + number}", trees)
-            shifts[output, number] = np.nanquantile(column - left_out, level)
-    least = np.sqrt(_SMALLEST * np.maximum(targets.var(0), _SMALLEST))
+            shifts[output, number] = np.nanquantile(column - left_out, level, method=way, weights=of_rows)
+    variance = targets.var(0) if of_rows is None else np.array([_variance(column, of_rows) for column in targets.T])
+    least = np.sqrt(_SMALLEST * np.maximum(variance, _SMALLEST))
     return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
+
+
+def _variance(targets: np.ndarray, weights: np.ndarray | None) -> float:
+    if weights is None:
+        return float(targets.var())
+    return student_noise.mean((targets - student_noise.mean(targets, weights)) ** 2, weights)
 
 
 def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:
@@ -325,6 +345,7 @@ BOOSTING = Method(
     stages={"student": StageSpec(fit)},
     rival=True,
     search={"learning_rate": (1e-2, 3e-1, "log"), "leaves": (4, 64, "integer")},
+    weighs_rows=True,
     settings={"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "best"},
     default=Default(1.0, suits=lambda size: size.image is None),
 )

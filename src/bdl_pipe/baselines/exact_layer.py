@@ -32,7 +32,7 @@ from ..predictive import Gaussian
 from ..progress import Report
 from ..seeds import Seed
 from ..training.fit import fit_epochs
-from ..training.learner import Learner, TrainingConfig
+from ..training.learner import TrainingConfig, WeightedLearner
 from ..training.likelihood import NoiseOf
 from .stored import StoredPosterior
 
@@ -57,7 +57,7 @@ def noise_head(noise: NoiseOf, network: MlpConfig) -> nn.Parameter | None:
     return nn.Parameter(torch.zeros(network.hidden[-1] + 1, 1)) if noise == "each input" else None
 
 
-class ExactLayerLearner(Learner):
+class ExactLayerLearner(WeightedLearner):
     """A learner that gets an exact last layer on its trunk, ``network.trunk``, after training.
 
     Attributes:

@@ -22,6 +22,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.variational import CholeskyVariationalDistribution, VariationalStrategy
 from jaxtyping import Float
+from linear_operator.operators import DiagLinearOperator
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
@@ -58,14 +59,39 @@ class LogDensity(torch.autograd.Function):
 
 
 @final
+class WeightedLikelihood(GaussianLikelihood):
+    """A Gaussian likelihood with the noise σ²/w of training rows; gpytorch passes inputs with these rows alone."""
+
+    def __init__(self, weights: Float[Tensor, " n"], batch: torch.Size) -> None:
+        super().__init__(batch_shape=batch)
+        self._weights = weights
+
+    def _shaped_noise_covar(self, base_shape: torch.Size, *params: Any, **kwargs: Any) -> Any:
+        if not params:
+            return super()._shaped_noise_covar(base_shape, **kwargs)
+        return DiagLinearOperator(self.noise / self._weights)
+
+
+@final
 class ExactGp(gpytorch.models.ExactGP):
     """A batch of o independent gpytorch processes on the same inputs."""
 
-    def __init__(self, inputs: Float[Tensor, "n d"], targets: Float[Tensor, "n o"], ard: bool) -> None:
-        """Start at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows are about √(2d) apart."""
+    def __init__(
+        self,
+        inputs: Float[Tensor, "n d"],
+        targets: Float[Tensor, "n o"],
+        ard: bool,
+        weights: Float[Tensor, " n"] | None = None,
+    ) -> None:
+        """Start at c = 0, a = softplus(0), σ² = .1 and ℓ = √d; standardised rows are about √(2d) apart.
+
+        Args:
+            weights: w of the rows' log-likelihoods, > 0. None: all are 1.
+        """
         outputs, columns = targets.shape[1], inputs.shape[1]
         batch = torch.Size([outputs])
-        noise = GaussianLikelihood(batch_shape=batch)
+        noise = GaussianLikelihood(batch_shape=batch) if weights is None else WeightedLikelihood(weights, batch)
+        self._weights = weights
         super().__init__(inputs.double().expand(outputs, -1, -1), targets.double().T.contiguous(), noise)
         kernel = RBFKernel(ard_num_dims=columns if ard else None, batch_shape=batch)
         self.mean_module = ConstantMean(batch_shape=batch)
@@ -78,12 +104,20 @@ class ExactGp(gpytorch.models.ExactGP):
         return MultivariateNormal(self.mean_module(inputs), self.covar_module(inputs))
 
     def log_marginal_likelihood(self) -> Float[Tensor, ""]:
-        """Return Σ_k log p(y_k), in nats, with the autograd graph."""
+        """Return Σ_k log p(y_k), in nats, with the autograd graph.
+
+        With weights it is Σ_k log ∫ Π_i N(y_ik | f_k(x_i), σ²_k)^w_i dp(f_k), which is the log density under the noise
+        σ²/w_i, and −½ Σ_i ((w_i − 1) log 2πσ² + log w_i) more.
+        """
         with dense():
             self.train()
-            prior = self.likelihood(self(*self.train_inputs))
+            prior = self.likelihood(self(*self.train_inputs), *self.train_inputs)
             residual = self.train_targets - prior.mean
-            return LogDensity.apply(prior.lazy_covariance_matrix.to_dense(), residual).sum()
+            log_density = LogDensity.apply(prior.lazy_covariance_matrix.to_dense(), residual).sum()
+            if self._weights is None:
+                return log_density
+            of_noise = (2 * math.pi * self.likelihood.noise).log()  # [output, 1]
+            return log_density - 0.5 * ((self._weights - 1) * of_noise + self._weights.log()).sum()
 
     def predictive(self, inputs: Float[Tensor, "b d"]) -> tuple[Float[Tensor, "b o"], Float[Tensor, "b o"]]:
         """Return the mean and the variance of y, including noise."""

@@ -34,7 +34,7 @@ from ..networks import MlpConfig
 from ..predictive import Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import EarlyStopping, TrainingConfig, require_fits
+from ..training.learner import ROW_WEIGHTS, TOTAL_WEIGHT, EarlyStopping, TrainingConfig, require_fits
 from ..training.likelihood import NoiseOf
 from ..training.loop import OptimiserConfig
 from .exact_layer import ExactLayerLearner, TrunkSpec, features, fit_exact_layers, noise_head
@@ -101,21 +101,25 @@ class Gbll(ExactLayerLearner):
         network: inputs -> features.
         log_prior_variance, log_noise_variance: log s and log σ².
         rows, targets: the transformed training rows, which are not part of a posterior's state.
+        weights: of these rows [row]. None: all are 1.
     """
 
     rows: Tensor
     targets: Tensor
+    weights: Tensor | None
 
     def __init__(self, config: GbllConfig, data: FitData, rng: Seed) -> None:
         super().__init__()
         self.network = TrunkSpec(config.network, data.input_shape).build(rng)
         self.log_prior_variance = nn.Parameter(torch.tensor(math.log(config.prior_variance)))
         rows, targets = data.tensors("train", data.device)
-        noise_variance = magnitude(targets) if config.noise_variance is None else config.noise_variance
+        weights = data.weights("train", data.device)
+        noise_variance = magnitude(targets, weights) if config.noise_variance is None else config.noise_variance
         self.log_noise_variance = nn.Parameter(torch.tensor(math.log(noise_variance)))
         self.noise_head = noise_head(config.noise, config.network)
         self.register_buffer("rows", rows)
         self.register_buffer("targets", targets)
+        self.register_buffer("weights", weights)
 
     def variances(self) -> tuple[Tensor, Tensor]:
         """Return s and σ² in float64."""
@@ -124,17 +128,21 @@ class Gbll(ExactLayerLearner):
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         assert len(inputs) == num_train, "the evidence is of all rows at once"
         phi = features(self.network, inputs)
-        g = self.log_noise(phi)
-        loss = -log_marginal_likelihood(*scaled(phi, targets.double(), g), *self.variances()) / num_train
-        return loss if g is None else loss + targets.shape[1] / 2 * g.mean()
+        g, shares = self.log_noise(phi), noise.get(ROW_WEIGHTS)
+        total = noise[TOTAL_WEIGHT].double() if shares is not None else num_train
+        rows = scaled(phi, targets.double(), g, _weights(noise, num_train))
+        loss = -log_marginal_likelihood(*rows, *self.variances(), total) / total
+        if g is None:
+            return loss
+        return loss + targets.shape[1] / 2 * (g.mean() if shares is None else (shares[:, None] * g).mean())
 
     def posterior(self) -> LinearPosterior:
         """Return the posterior of the last layer, given the training rows."""
-        return self._given(self.rows, self.targets)
+        return self._given(self.rows, self.targets, self.weights)
 
-    def _given(self, inputs: Tensor, targets: Tensor) -> LinearPosterior:
+    def _given(self, inputs: Tensor, targets: Tensor, weights: Tensor | None) -> LinearPosterior:
         phi = features(self.network, inputs)
-        return posterior(*scaled(phi, targets.double(), self.log_noise(phi)), *self.variances())
+        return posterior(*scaled(phi, targets.double(), self.log_noise(phi), weights), *self.variances())
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         phi = features(self.network, inputs)
@@ -162,14 +170,16 @@ class Ldgbll(Gbll):
         self.config = config
         given = config.derivative_variance
         # a buffer, since several fits at once differ in it
-        variance = torch.tensor(magnitude(self.targets) if given is None else given, dtype=torch.float64)
+        variance = torch.tensor(magnitude(self.targets, self.weights) if given is None else given, dtype=torch.float64)
         self.register_buffer("derivative_variance", variance.to(data.device))
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
         fit = super().forward(inputs, targets, num_train, noise)
         at = inputs[noise["rows"]] if "rows" in noise else inputs
-        layer = self._given(inputs, targets)
+        layer = self._given(inputs, targets, _weights(noise, num_train))
         kl = derivative_kl(layer, lambda x: features(self.network, x[None])[0], at, self.derivative_variance)
+        if ROW_WEIGHTS in noise:
+            kl = kl * (noise[ROW_WEIGHTS][noise["rows"]] if "rows" in noise else noise[ROW_WEIGHTS])
         return fit + self.config.weight * kl.mean()
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -180,12 +190,22 @@ class Ldgbll(Gbll):
         return {"rows": torch.stack([distinct(batch, count, generator) for _ in range(steps)])}
 
 
-def magnitude(targets: Float[Tensor, "row output"]) -> float:
+def _weights(noise: dict[str, Tensor], rows: int) -> Tensor | None:
+    """Return the weights of a step's rows, which are all rows, float64 [row]; None without weights."""
+    return noise[ROW_WEIGHTS].double() * noise[TOTAL_WEIGHT] / rows if ROW_WEIGHTS in noise else None
+
+
+def magnitude(targets: Float[Tensor, "row output"], weights: Float[Tensor, " row"] | None = None) -> float:
     """Return the power of ten nearest to the variance of targets, the mean over columns; 1 if they do not vary.
 
     Only the order of magnitude of a start matters, and a power of ten is in general the same for all splits of a table.
     """
-    variance = float(targets.double().var(0, unbiased=False).mean())
+    y = targets.double()
+    if weights is None:
+        variance = float(y.var(0, unbiased=False).mean())
+    else:
+        shares = weights / weights.sum()
+        variance = float((shares @ (y - shares @ y).square()).mean())
     return 10.0 ** round(math.log10(variance)) if variance > 0 else 1.0
 
 
@@ -246,6 +266,7 @@ GBLL = Method(
     tasks=("regression",),
     online=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
+    weighs_rows=True,
     search=_SEARCH,  # type: ignore[arg-type]
     settings=_SETTINGS,
 )
@@ -256,6 +277,7 @@ LDGBLL = Method(
     tasks=("regression",),
     online=("regression",),
     stages={"student": StageSpec(fit_many=fit)},
+    weighs_rows=True,
     search=_SEARCH | {"derivative_variance": (1e-2, 1e1, "log"), "weight": (1e-3, 1.0, "log")},  # type: ignore[arg-type]
     settings={**_SETTINGS, "epochs": 70, "noise_variance": 0.1, **_LATENT},
 )

@@ -4,6 +4,9 @@ Adam or L-BFGS minimises the negative log marginal likelihood of the training ro
 factors an n×n matrix in O(on³), so the method is for tables of a few thousand rows. See ``gaussian_processes`` for the
 model. Targets are divided by their standard deviation over the training rows, since initial values and steps suit
 hyperparameters of about 1.
+
+A row of weight w in the log-likelihood has the noise variance σ²/w, with the terms in which N(y | f, σ²)^w differs from
+N(y | f, σ²/w).
 """
 
 from collections.abc import Mapping
@@ -75,8 +78,9 @@ def processes() -> ModuleType:
 class Evidence(Objective):
     """The negative log marginal likelihood of all training rows as a training objective."""
 
-    def __init__(self, inputs: Tensor, targets: Tensor, ard: bool) -> None:
-        self.process, self._count = processes().ExactGp(inputs, targets / _unit(targets), ard), targets.numel()
+    def __init__(self, inputs: Tensor, targets: Tensor, ard: bool, weights: Tensor | None = None) -> None:
+        self.process = processes().ExactGp(inputs, targets / _unit(targets, weights), ard, weights)
+        self._count = targets.numel() if weights is None else float(weights.sum()) * targets.shape[1]
 
     def parameters(self) -> list[Tensor]:
         return list(self.process.parameters())
@@ -100,11 +104,22 @@ class GpPosterior:
 
     key = "gp"
 
-    def __init__(self, inputs: Tensor, targets: Tensor, hyperparameters: Mapping[str, Tensor], ard: bool) -> None:
-        """Create the posterior from transformed inputs [n, d], targets [n, o] and the parameters of ``ExactGp``."""
-        self.inputs, self.targets, self.ard = inputs, targets, ard
-        self._unit = _unit(targets)
-        self.process = processes().ExactGp(inputs, targets / self._unit, ard)
+    def __init__(
+        self,
+        inputs: Tensor,
+        targets: Tensor,
+        hyperparameters: Mapping[str, Tensor],
+        ard: bool,
+        weights: Tensor | None = None,
+    ) -> None:
+        """Create the posterior from transformed inputs [n, d], targets [n, o] and the parameters of ``ExactGp``.
+
+        Args:
+            weights: of the rows, float64 [n]. None: all are 1.
+        """
+        self.inputs, self.targets, self.ard, self._weights = inputs, targets, ard, weights
+        self._unit = _unit(targets, weights)
+        self.process = processes().ExactGp(inputs, targets / self._unit, ard, weights)
         _set_hyperparameters(self.process, hyperparameters)
         self.process.requires_grad_(False)
 
@@ -126,13 +141,14 @@ class GpPosterior:
     def state(self) -> State:
         hyperparameters = {f"gp.{k}": v.detach().clone() for k, v in self.process.named_parameters()}
         tensors = {"inputs": self.inputs, "targets": self.targets}
+        tensors |= {} if self._weights is None else {"weights": self._weights}
         return State(tensors | hyperparameters, {"posterior": self.key, "ard": self.ard})
 
     @classmethod
     def from_state(cls, state: State, device: torch.device | str = "cpu") -> "GpPosterior":
         tensors = {k: v.to(device) for k, v in state.tensors.items()}
         named = under("gp.", tensors)
-        return cls(tensors["inputs"], tensors["targets"], named, bool(state.config["ard"]))
+        return cls(tensors["inputs"], tensors["targets"], named, bool(state.config["ard"]), tensors.get("weights"))
 
 
 def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: Report) -> State:
@@ -144,12 +160,13 @@ def fit(data: FitData, inputs: Inputs, config: GpConfig, *, rng: Seed, report: R
     if len(data.train) > _MOST:
         raise DataError(f"gp: the data must have at most {_MOST} training rows, got {len(data.train)}")
     rows, targets = data.tensors("train", data.device)
-    task = Evidence(rows, targets, config.ard)
+    weights = data.weights("train", data.device)
+    task = Evidence(rows, targets, config.ard, weights)
     if config.optimiser == "lbfgs":
         _descend(task, config.steps)
     else:
         run_steps(task, OptimiserConfig("adam", config.lr), config.steps, report)
-    return GpPosterior(rows, targets, task.state(), config.ard).state()
+    return GpPosterior(rows, targets, task.state(), config.ard, weights).state()
 
 
 def _descend(task: Evidence, steps: int) -> None:
@@ -171,9 +188,13 @@ def _descend(task: Evidence, steps: int) -> None:
         vector_to_parameters(torch.from_numpy(end.x), parameters)
 
 
-def _unit(targets: Tensor) -> Tensor:
-    """Return the standard deviation of each output [o], in float64."""
-    return targets.double().std(0, correction=0)
+def _unit(targets: Tensor, weights: Tensor | None) -> Tensor:
+    """Return the standard deviation of each output [o] over the weighted rows, in float64."""
+    y = targets.double()
+    if weights is None:
+        return y.std(0, correction=0)
+    shares = weights / weights.sum()
+    return (shares @ (y - shares @ y).square()).sqrt()
 
 
 @torch.no_grad()
@@ -190,5 +211,6 @@ GP = Method(
     tasks=("regression",),
     stages={"student": StageSpec(fit, random=False)},
     settings={"ard": False, "steps": 100, "lr": 0.1},
+    weighs_rows=True,
     default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

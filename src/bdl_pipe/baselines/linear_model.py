@@ -84,9 +84,8 @@ def fit(data: FitData, inputs: Inputs, config: LinearConfig, *, rng: Seed, repor
         softmax["weight"][present], softmax["bias"][present] = weight, bias
         return State(softmax, {"posterior": LogisticRegressionPosterior.key})
     rows, targets = (values.double() for values in data.tensors("train"))
-    phi, given = with_bias(rows), data.train.weights
-    weights = None if given is None else torch.from_numpy(given)[:, None]
-    phi, targets = scaled(phi, targets, None if weights is None else -weights.log())
+    weights = data.weights("train")
+    phi, targets = scaled(with_bias(rows), targets, None, weights)
     layer = posterior(phi, targets, *best_variances(phi, targets, None if weights is None else float(weights.sum())))
     tensors = {name: values.clone() for name, values in vars(layer).items()}
     return State(tensors, {"posterior": LinearRegressionPosterior.key})

@@ -29,7 +29,7 @@ from ..networks import MlpConfig
 from ..predictive import Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
-from ..training.learner import TrainingConfig, Weights
+from ..training.learner import ROW_WEIGHTS, TrainingConfig, Weights
 from ..training.likelihood import NoiseOf, OutputLikelihood, least_head, least_noise, with_line_of_noise
 from .exact_layer import AFFORDABLE, ExactLayerLearner, features, fit_exact_layers, noise_head
 
@@ -67,7 +67,8 @@ class PointNetwork(ExactLayerLearner):
         self.noise_head = noise_head(config.noise, config.network)
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        return -self.predict(inputs, rng=Seed(0)).log_prob(targets).mean()
+        each = self.predict(inputs, rng=Seed(0)).log_prob(targets)
+        return -(noise[ROW_WEIGHTS] * each if ROW_WEIGHTS in noise else each).mean()
 
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         if self.noise_head is None:
@@ -80,15 +81,17 @@ class PointNetwork(ExactLayerLearner):
     def undecayed(self) -> set[str]:
         return {"likelihood.log_variance"}
 
-    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
         """Return the score, minimised over the noise variance, and the log noise variance at the minimum.
 
         A noise of each input has the line of :func:`~bdl_pipe.training.likelihood.least_head_nll`.
         """
         if self.noise_head is not None:
-            return least_head(predicted, None)
+            return least_head(predicted, None, weights)
         log_variance = self.likelihood.log_variance.detach()
-        score, log_factor = least_noise(predicted, log_variance.exp())
+        score, log_factor = least_noise(predicted, log_variance.exp(), weights)
         return score, {"likelihood.log_variance": log_variance + log_factor}
 
     def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:
@@ -101,8 +104,9 @@ class PointNetwork(ExactLayerLearner):
         """
         inputs, targets = data.tensors("train", data.device)
         phi = features(self.network.trunk, inputs)
-        phi, y = scaled(phi, targets.double(), self.log_noise(phi))
-        prior, noise = best_variances(phi, y)
+        weights = data.weights("train", data.device)
+        phi, y = scaled(phi, targets.double(), self.log_noise(phi), weights)
+        prior, noise = best_variances(phi, y, None if weights is None else float(weights.sum()))
         if self._held_out and len((data.search or data).validation) > 0:
             noise = max(noise, float(self.likelihood.log_variance.exp()))
         return posterior(phi, y, prior, noise), prior
@@ -142,5 +146,6 @@ MAP_BLR = Method(
     },
     settings={"noise_variance": 0.1},
     program=True,
+    weighs_rows=True,
     default=Default(1.0, override=default, suits=lambda size: size.train * (size.hidden[-1] + 1) <= AFFORDABLE),
 )

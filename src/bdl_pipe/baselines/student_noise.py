@@ -31,24 +31,38 @@ class StudentNoise:
     density: float
 
 
-def fit(scaled: Sequence[Float[np.ndarray, " row"]]) -> StudentNoise:
-    """Maximise the log-likelihood of the residuals of each output; they need no sign."""
+def fit(
+    scaled: Sequence[Float[np.ndarray, " row"]], weights: Sequence[Float[np.ndarray, " row"] | None] | None = None
+) -> StudentNoise:
+    """Maximise the log-likelihood of the residuals of each output; they need no sign.
+
+    Args:
+        weights: of the rows of each output. None: all are 1.
+    """
     from scipy.optimize import minimize_scalar
     from scipy.stats import t
 
+    of_outputs = list(zip(scaled, weights or [None] * len(scaled), strict=True))
+
     def density(log_degrees: float) -> float:
         degrees = math.exp(log_degrees)
-        return float(np.mean([t.logpdf(z, degrees, scale=_factor(degrees, z)).mean() for z in scaled]))
+        each = [mean(t.logpdf(z, degrees, scale=_factor(degrees, z, w)), w) for z, w in of_outputs]
+        return float(np.mean(each))
 
     bounds = [math.log(end) for end in _DEGREES]
     best = minimize_scalar(lambda x: -density(x), bounds=bounds, method="bounded", options={"xatol": 1e-3})
     degrees = math.exp(best.x)
-    return StudentNoise(degrees, tuple(_factor(degrees, z) for z in scaled), -float(best.fun))
+    return StudentNoise(degrees, tuple(_factor(degrees, z, w) for z, w in of_outputs), -float(best.fun))
 
 
-def _factor(degrees: float, z: np.ndarray) -> float:
+def _factor(degrees: float, z: np.ndarray, weights: np.ndarray | None) -> float:
     squared = z**2
-    square = max(float(np.median(squared)), 1e-12 * max(float(squared.mean()), 1e-300))
+    square = max(float(np.median(squared)), 1e-12 * max(float(squared.mean()), 1e-300))  # a start
     for _ in range(_ITERATIONS):
-        square = float(((degrees + 1) * squared / (degrees + squared / square)).mean())
+        square = mean((degrees + 1) * squared / (degrees + squared / square), weights)
     return math.sqrt(square)
+
+
+def mean(values: np.ndarray, weights: np.ndarray | None) -> float:
+    """Return the mean of values; with weights [row] the weighted one."""
+    return float(values.mean() if weights is None else np.average(values, weights=weights))

@@ -28,7 +28,6 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from .. import networks
 from ..artifacts import State
@@ -38,7 +37,7 @@ from ..data.size import Section, Size
 from ..errors import require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..networks import MlpConfig, NetworkConfig
-from ..networks.base import lecun_normal
+from ..networks.base import lecun_normal, skip_init
 from ..posterior import NetworkDraws, NetworkSpec, Tails, head_of
 from ..predictive import Predictive
 from ..progress import Report

@@ -17,7 +17,7 @@ from typing import Any, Final, Literal, final
 
 import numpy as np
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from ..seeds import Seed
@@ -207,6 +207,13 @@ class FitData:
         """Return transformed inputs (float32) and targets (int64 [n], or standardised float32 [n, output])."""
         rows = self.train if part == "train" else self.validation
         return self.transform.rows(rows.inputs, rows.targets, device)
+
+    def weights(
+        self, part: Literal["train", "validation"], device: torch.device | str = "cpu"
+    ) -> Float[Tensor, " row"] | None:
+        """Return the weights of the same rows, float64; None if all are 1."""
+        given = (self.train if part == "train" else self.validation).weights
+        return None if given is None else torch.from_numpy(given).to(device)
 
     def rows(self, part: Literal["train", "validation"], device: torch.device | str = "cpu") -> Rows:
         """Return the same rows for access by batches, so that large data need not fit in memory."""

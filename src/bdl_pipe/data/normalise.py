@@ -28,7 +28,6 @@ Normalise = Literal["published", "train", "robust", "none"]
 Published = tuple[tuple[float, ...], tuple[float, ...]]  # mean and standard deviation of x/255 per channel
 Constants = tuple[np.ndarray, np.ndarray]
 RIDGE: Final = 0.1  # λ
-_TINY: Final = 10 * np.finfo(np.float64).eps
 _CHUNK: Final = 5_000  # images per step, so that float64 copies stay small
 
 
@@ -92,14 +91,10 @@ def _inputs(inputs: np.ndarray, kind: str, normalise: str, published: Published 
 def robust(inputs: np.ndarray) -> Constants:
     """Compute median and interquartile range of each column; half the range if the quartiles are equal.
 
-    Source: Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", section 3 (scikit-learn's ``RobustScaler``).
+    Source: Holzmüller, Grinsztajn & Steinwart 2024, "Better by Default", section 3.
     """
-    from sklearn.preprocessing import RobustScaler
-
-    scaler = RobustScaler().fit(inputs)
     low, middle, high = np.quantile(inputs, (0.25, 0.5, 0.75), axis=0)
-    width = np.where(high - low < _TINY, high - low, scaler.scale_)  # scikit-learn treats a width below _TINY as 0
-    return middle, np.where(high > low, width, _safe(np.ptp(inputs, axis=0) / 2))
+    return middle, np.where(high > low, high - low, _safe(np.ptp(inputs, axis=0) / 2))
 
 
 def _in_parts(inputs: np.ndarray, encoding: Encoding | None, normalise: str) -> Constants:

@@ -18,7 +18,8 @@ from ..distribution import ClassDistribution, levels_of
 from ..errors import DataError, require, short
 from ..predictive import Categorical
 from . import given
-from .base import BayesianEstimator, online, weighing
+from .base import BayesianEstimator, online
+from .row_facts import weighing
 from .targets import Targets, classes_of, labels_of, values_of
 
 

@@ -19,7 +19,7 @@ from ..fitting import FittedRuns
 from ..metrics import stored, table
 from ..scores import Quantity, RunScores, Score
 from ..seeds import Seed, own_settings
-from . import given
+from . import given, row_facts
 from .classifier import BayesianClassifier
 from .comparison import Comparison, Line
 from .plan import DATASET, RandomState, root_of
@@ -73,7 +73,7 @@ def compare(
         rule = f"must be a name or a {kind.__name__}"
         require(isinstance(estimator, kind), f"methods.{name}", rule, short(estimator))
     x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
-    units, ordered = given.units_of(x.shape[0], groups, dates)
+    units, ordered = row_facts.units_of(x.shape[0], groups, dates)
     folds = list(_folds(x.shape[0], y, cv, chosen, random_state, units, ordered))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     figures, drawn = {name: list[Score]() for name in estimators}, Seed(root_of(random_state)).fold("scores")

@@ -18,15 +18,14 @@ from ..data.examples import Examples, native
 from ..data.inspect.profile import Profile
 from ..data.raw import FEWEST_ROWS, Raw, checked
 from ..data.sources.images import Npz, image_array
-from ..data.sources.table import SplitBy, Table
+from ..data.sources.table import Table
 from ..data.tables import lint
-from ..data.tables.cells import Cells
 from ..data.tables.columns import Column, ColumnKind, coded_matrix, typed_cells, unseen
 from ..data.tables.forms import clean, listed
 from ..data.tables.kinds import features_of
 from ..errors import DataError, short
 from .fitted import Fitted
-from .targets import Targets, is_gap, values_of, without_masks
+from .targets import Targets, is_gap, without_masks
 
 ORIGIN: Final = "X"
 _TARGET: Final = "y"
@@ -48,7 +47,7 @@ def as_table(x: Any) -> Any:
         DataError: ``given`` is one column, not a frame.
     """
     if isinstance(x, np.ndarray):
-        return pa.table({name: _column(without_masks(x[name])) for name in x.dtype.names or ()})
+        return pa.table({name: typed_column(without_masks(x[name])) for name in x.dtype.names or ()})
     if getattr(x, "ndim", 2) != 1 and (hasattr(x, "iloc") or isinstance(x, pa.Table)):
         return x
     with contextlib.suppress(pa.ArrowInvalid):  # for one column of polars
@@ -89,7 +88,7 @@ def table_of(x: Any, names: Sequence[str] | None = None) -> pa.Table:
         DataError: two columns have the same name.
     """
     if isinstance(x, np.ndarray):
-        columns: list[Any] = [_column(values) for values in x.T]
+        columns: list[Any] = [typed_column(values) for values in x.T]
         present = [f"x{number}" for number in range(len(columns))]
     elif isinstance(x, pa.Table):
         columns, present = x.columns, [clean(name) for name in x.column_names]
@@ -110,53 +109,6 @@ def taken(x: Any, index: np.ndarray) -> Any:
         x = as_table(x)
     arrow = isinstance(x, pa.Table | pa.Array | pa.ChunkedArray)
     return x.take(pa.array(index)) if arrow else np.asarray(x)[index]
-
-
-def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, bool]:
-    """Return the numbers of the groups or dates that no split divides [n], or None, and whether they are dates.
-
-    Raises:
-        DataError: both are given, their number is not that of the rows, a value is a gap, or a date is none.
-    """
-    if groups is None and dates is None:
-        return None, False
-    if groups is not None and dates is not None:
-        raise DataError("groups: must not be given together with dates")
-    name, values = ("groups", groups) if dates is None else ("dates", dates)
-    cells = typed_cells(values) if hasattr(values, "iloc") else _column(values_of(values))
-    if len(cells) != rows:
-        raise DataError(f"{name}: must have a value for each of the {rows:,} rows, got {len(cells):,}")
-    by = SplitBy(group=name) if dates is None else SplitBy(date=name)
-    return by.units(Cells.of(pa.table({name: cells}), name, ORIGIN)), dates is not None
-
-
-def with_weight(x: Any, y: Any, groups: Any, dates: Any, weights: Any) -> tuple[Any, Any, Any, Any, np.ndarray]:
-    """Return rows, targets, groups, dates and weights float64 [n] of the rows with a weight above 0.
-
-    Raises:
-        DataError: the weights are not one number >= 0 for each row, or all are 0.
-    """
-    x = as_table(x) if is_frame(x) else np.asarray(without_masks(x))
-    try:
-        numbers = np.array(values_of(weights), dtype=np.float64)
-    except (TypeError, ValueError):
-        raise DataError(f"sample_weight: must be numbers [n], got {short(weights)}") from None
-    rows = x.shape[0] if x.ndim else 0
-    numbers = np.full(rows, float(numbers)) if numbers.ndim == 0 else numbers
-    if numbers.shape != (rows,):
-        rule = f"must have one weight for each of the {rows:,} rows"
-        raise DataError(f"sample_weight: {rule}, got an array {list(numbers.shape)}")
-    wrong = ~(np.isfinite(numbers) & (numbers >= 0))
-    if wrong.any():
-        row = int(np.argmax(wrong))
-        raise DataError(f"sample_weight: must be finite and >= 0, got {numbers[row]:g} in row {row + 1}")
-    kept = np.flatnonzero(numbers)
-    if not len(kept):
-        raise DataError("sample_weight: must not be zero in every row")
-    if len(kept) == rows:
-        return x, y, groups, dates, numbers
-    chosen = [None if of is None else taken(of, kept) for of in (x, y, groups, dates)]
-    return chosen[0], chosen[1], chosen[2], chosen[3], numbers[kept]
 
 
 def table_profile(
@@ -233,7 +185,7 @@ def rows_of(table: pa.Table, columns: Sequence[Column]) -> np.ndarray:
     return coded
 
 
-def _column(values: np.ndarray) -> pa.Array:
+def typed_column(values: np.ndarray) -> pa.Array:
     """Return a column of an array with one type; values of several types become texts."""
     if values.dtype.kind == "T":
         return pa.array(values.tolist())

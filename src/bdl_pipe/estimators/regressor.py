@@ -18,7 +18,8 @@ from ..distribution import NumberDistribution, levels_of
 from ..errors import require
 from ..predictive import Continuous
 from . import given
-from .base import BayesianEstimator, online, weighing
+from .base import BayesianEstimator, online
+from .row_facts import weighing
 from .targets import Targets, targets_of
 
 

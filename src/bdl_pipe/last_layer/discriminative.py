@@ -35,7 +35,7 @@ from ..networks.last_layer import class_numbers, labels_as_index
 from ..predictive import Categorical
 from ..seeds import Seed
 from .bounds import BOUNDS, Bound, jensen
-from .layer import FusedLoss, LastLayer, Options, full_precision
+from .layer import Count, FusedLoss, LastLayer, Options, full_precision, mean_of
 from .settings import Rule
 
 _GRID: Final = 128  # points along the maximum
@@ -88,17 +88,19 @@ class Discriminative(LastLayer):
         """Return w̄_kᵀφ and φᵀS_kφ + σ_k², [batch, class] each."""
         return features @ self.mean.mT, form.quadratic(features) + self.noise_variance
 
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
         labels = class_numbers(targets, len(features))
         mean, variance = self._moments(features, form)
         with labels_as_index(labels, len(self.mean)):
             chosen = mean.gather(-1, labels[:, None])[:, 0]
-        return (chosen - self.bound_of_sum(mean, variance)).mean()
+        return mean_of(chosen - self.bound_of_sum(mean, variance), weights)
 
-    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
-        if self.covariance.kind != "diagonal" or self.bound_of_sum is not jensen:
-            return super()._loss(features, targets, num_train, kl_weight)
-        loss = DiagonalLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+    def _loss(
+        self, features: Tensor, targets: Tensor, num_train: Count, kl_weight: float, weights: Tensor | None
+    ) -> Tensor:
+        if self.covariance.kind != "diagonal" or self.bound_of_sum is not jensen or weights is not None:
+            return super()._loss(features, targets, num_train, kl_weight, weights)
+        loss = DiagonalLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, int(num_train), kl_weight)
         labels = class_numbers(targets, len(features))
         with labels_as_index(labels, len(self.mean)):
             return loss(features, self.mean, self.covariance.log_scale, self.noise_log_root, labels[:, None])

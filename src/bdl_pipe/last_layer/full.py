@@ -25,7 +25,7 @@ from ..networks.last_layer import class_numbers, labels_as_index
 from ..predictive import Categorical
 from ..seeds import Seed
 from .bounds import tilted_dense
-from .layer import LastLayer, Options, full_precision
+from .layer import LastLayer, Options, full_precision, mean_of
 
 _MOST: Final = 2048  # weights; a factor of S has 4 million entries, and a row's V takes as many products
 
@@ -66,12 +66,12 @@ class FullDiscriminative(LastLayer):
         of_rows = torch.einsum("bh,mkh->bkm", features, root)
         return of_rows @ of_rows.mT + torch.diag_embed(self.noise_variance)
 
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
         labels = class_numbers(targets, len(features))
         mean = features @ self.mean.mT
         with labels_as_index(labels, len(self.mean)):
             chosen = mean.gather(-1, labels[:, None])[:, 0]
-        return (chosen - tilted_dense(mean, self._covariance(features, form))).mean()
+        return mean_of(chosen - tilted_dense(mean, self._covariance(features, form)), weights)
 
     def logit_moments(
         self, features: Float[Tensor, "batch h"]

@@ -47,7 +47,7 @@ from ..networks.last_layer import (
 )
 from ..predictive import Categorical
 from ..seeds import Seed
-from .layer import check_features, check_rows
+from .layer import Count, check_features, check_rows, mean_of
 
 _DRAWS: Final = 50  # draws of the class means at a time
 
@@ -162,8 +162,10 @@ class Generative(nn.Module):
         precision = torch.exp(2 * self.log_root_precision)  # Σ⁻¹ [feature]
         return (offset.square() * precision).sum(-1), (torch.exp(2 * self.log_std) * precision).sum(-1)
 
-    def bound(self, features: Float[Tensor, "batch feature"], labels: Tensor) -> Float[Tensor, ""]:
-        """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52).
+    def bound(
+        self, features: Float[Tensor, "batch feature"], labels: Tensor, weights: Float[Tensor, " batch"] | None = None
+    ) -> Float[Tensor, ""]:
+        """Return the mean over the batch of theorem 3's data term, in nats (eq. 14, 52), weighted by :func:`mean_of`.
 
         log N(φ | μ[y], Σ) − ½ tr(Σ⁻¹S[y]) + log α_T[y] − LSE_k(log N(φ | μ[k], Σ + S[k]) + log α_T[k]); log Σ_j α_T[j]
         occurs in both of the last terms and cancels.
@@ -180,7 +182,7 @@ class Generative(nn.Module):
         squared, trace = self._fit(features - chosen)
         log_det = -2 * self.log_root_precision.sum() + self.in_features * LOG_2PI
         prior = (self.class_log_probs - 0.5 * trace).index_select(0, labels)
-        return (prior - 0.5 * (squared + log_det) - evidence).mean()
+        return mean_of(prior - 0.5 * (squared + log_det) - evidence, weights)
 
     def kl(self) -> Float[Tensor, ""]:
         """Return Σ_k KL[N(μ[k], S[k]) ‖ N(0, sI)] in nats, including constants: 0 at the prior, never negative."""
@@ -195,15 +197,24 @@ class Generative(nn.Module):
         log_precision = 2 * self.log_root_precision
         return constant + ((shape + 1) * log_precision - rate * log_precision.exp()).sum()
 
-    def loss(self, features: Float[Tensor, "batch feature"], labels: Tensor, *, num_train: int) -> Float[Tensor, ""]:
+    def loss(
+        self,
+        features: Float[Tensor, "batch feature"],
+        labels: Tensor,
+        *,
+        num_train: Count,
+        weights: Float[Tensor, " batch"] | None = None,
+    ) -> Float[Tensor, ""]:
         """Return −(bound + (log p(Σ) − KL)/num_train), in nats per row (eq. 61); the caller adds the trunk's prior.
+
+        The arguments are as in :meth:`.layer.LastLayer.loss`.
 
         Raises:
             ConfigError: num_train is not > 0.
             DataError: see :meth:`bound`.
         """
-        require(num_train > 0, "num_train", "must be > 0", num_train)
-        return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels)
+        require(isinstance(num_train, Tensor) or num_train > 0, "num_train", "must be > 0", num_train)
+        return (self.kl() - self.noise_log_prior()) / num_train - self.bound(features, labels, weights)
 
     def predict(
         self, features: Float[Tensor, "batch feature"], *, rng: Seed = Seed(0), class_shares: ClassShares | None = None
@@ -268,10 +279,10 @@ class Generative(nn.Module):
         """Return log N(φ | 0, sI + Σ)."""
         return prior_density(features, self.feature_prior_variance)
 
-    def _checked(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-        for features, labels in batches:
-            check_features(features, self.in_features)
-            yield features, labels
+    def _checked(self, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:
+        for batch in batches:
+            check_features(batch[0], self.in_features)
+            yield batch
 
     def _class_means(self, count: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
         """Return mean and variance [class, feature] of the class means' exact posterior given Σ (appendix C.6).
@@ -284,7 +295,7 @@ class Generative(nn.Module):
         return weight / total * mean, self.prior_variance * self.noise_variance / total
 
     @torch.no_grad()
-    def condition(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def condition(self, batches: Iterable[tuple[Tensor, ...]]) -> None:
         """Replace q(φ̄) by the exact posterior of the class means at this layer's Σ (appendix C.6), from one pass.
 
         The exact posterior is diagonal, like q. The classes' Dirichlet posterior is already exact. See
@@ -321,13 +332,14 @@ class Generative(nn.Module):
         self.log_std.copy_(0.5 * variance.to(self.log_std).log())
 
     @torch.no_grad()
-    def refit_noise(self, batches: Iterable[tuple[Tensor, Tensor]]) -> Refit:
+    def refit_noise(self, batches: Iterable[tuple[Tensor, ...]]) -> Refit:
         """Fit the densities of G-VBLL-MAP (appendix C.7), with a noise variance for each class, in one pass.
 
         The layer is not changed.
 
         Args:
-            batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk.
+            batches: (features [batch, feature], labels [batch]) of the training rows, from the fixed trunk; a third
+                tensor has the weights of the rows.
 
         Raises:
             DataError: there are no rows, labels are out of range, or features are not finite or not ``in_features``

@@ -23,6 +23,8 @@ from ..joint_predictive import GaussianFunctions
 from ..networks.covariance import Covariance, Form, Fused
 from ..seeds import Seed
 
+Count = int | Tensor  # of rows; a tensor is the sum of the rows' weights
+
 
 class Options(TypedDict, total=False):
     """The arguments that all last layers pass to :class:`LastLayer`, which has their defaults."""
@@ -96,8 +98,8 @@ class LastLayer(nn.Module, ABC):
         self.noise_log_root = nn.Parameter(torch.full((outputs,), -0.5 * math.log(mode)))  # log diag L
 
     @abstractmethod
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
-        """Return the theorem's data term at S = ``form``, averaged over the batch."""
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
+        """Return the theorem's data term at S = ``form``, averaged over the batch as :func:`mean_of` does."""
 
     @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
@@ -119,7 +121,7 @@ class LastLayer(nn.Module, ABC):
         """Return the lower bound on E_q[log p(y | x, W)], averaged over the batch, in nats per row."""
         check_rows(features)
         with full_precision(features):
-            return self._mean_bound(self._cast(features), targets, self.covariance())
+            return self._mean_bound(self._cast(features), targets, self.covariance(), None)
 
     @final
     def kl(self) -> Float[Tensor, ""]:
@@ -136,7 +138,13 @@ class LastLayer(nn.Module, ABC):
 
     @final
     def loss(
-        self, features: Float[Tensor, "batch h"], targets: Tensor, *, num_train: int, kl_weight: float = 1.0
+        self,
+        features: Float[Tensor, "batch h"],
+        targets: Tensor,
+        *,
+        num_train: Count,
+        kl_weight: float = 1.0,
+        weights: Float[Tensor, " batch"] | None = None,
     ) -> Float[Tensor, ""]:
         """Return minus the objective of eq. 61, in nats per training row.
 
@@ -145,6 +153,7 @@ class LastLayer(nn.Module, ABC):
             targets: numbers [batch, output], or class numbers [batch].
             num_train: T, the number of rows of the whole training set.
             kl_weight: λ, the weight of the KL; 1 gives the bound.
+            weights: of the rows' bounds, 1 in the mean of all rows, whose weights then sum to T. None: all are 1.
 
         Raises:
             ConfigError: ``num_train`` <= 0 or ``kl_weight`` < 0.
@@ -152,21 +161,28 @@ class LastLayer(nn.Module, ABC):
                 numbers or, on a CPU, out of range.
         """
         check_rows(features)
-        require(num_train > 0, "num_train", "must be > 0", num_train)
+        require(isinstance(num_train, Tensor) or num_train > 0, "num_train", "must be > 0", num_train)
         require(kl_weight >= 0, "kl_weight", "must be >= 0", kl_weight)
         with full_precision(features):
-            return self._loss(self._cast(features), targets, num_train, kl_weight)
+            return self._loss(self._cast(features), targets, num_train, kl_weight, weights)
 
-    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+    def _loss(
+        self, features: Tensor, targets: Tensor, num_train: Count, kl_weight: float, weights: Tensor | None
+    ) -> Tensor:
         """Return :meth:`loss` for arguments that are checked and cast."""
         form = self.covariance()  # shared by bound and KL
-        bound = self._mean_bound(features, targets, form)
+        bound = self._mean_bound(features, targets, form, weights)
         return -(bound + (self.log_noise_prior() - kl_weight * self._kl(form)) / num_train)
 
     def _cast(self, features: Tensor) -> Tensor:
         """Return features, which autocast may have in half precision, in the parameters' precision."""
         check_features(features, self.in_features)
         return features.to(self.mean.dtype)
+
+
+def mean_of(values: Float[Tensor, " batch"], weights: Float[Tensor, " batch"] | None) -> Float[Tensor, ""]:
+    """Return the mean of w_i v_i over a batch; None: the mean of the values."""
+    return values.mean() if weights is None else (weights * values).mean()
 
 
 def gaussian_kl(

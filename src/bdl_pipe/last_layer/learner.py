@@ -21,25 +21,25 @@ from typing import Any, Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from .. import networks
 from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint, JointCategorical
 from ..linear_regression import scaled
 from ..networks import NetworkConfig
-from ..networks.base import lecun_normal
+from ..networks.base import lecun_normal, skip_init
 from ..networks.last_layer import ClassShares
 from ..networks.variational import MeanField
 from ..predictive import Categorical, Gaussian, Predictive
 from ..seeds import Seed
-from ..training.learner import Learner, Weights
+from ..training.learner import ROW_WEIGHTS, TOTAL_WEIGHT, WeightedLearner, Weights
 from ..training.likelihood import least_head, least_noise
 from .average import averaged
 from .blocks import BlockGenerative
 from .discriminative import Discriminative
 from .full import FullDiscriminative
 from .generative import Generative, Refit
+from .layer import mean_of
 from .regression import ConjugateRegression, NoiseMatrix, Regression
 from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
 from .student import StudentRegression
@@ -83,11 +83,12 @@ class LastLayerSpec:
         """Return whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
 
-    def build(self, rng: Seed, class_counts: Tensor | None = None, rows: int = 0) -> "LastLayerLearner":
+    def build(self, rng: Seed, class_counts: Tensor | None = None, rows: float = 0) -> "LastLayerLearner":
         """Return a newly initialised model; a generative layer needs ``class_counts`` [class].
 
         Args:
-            rows: the number of training rows, which a layer with a posterior over its noise needs.
+            rows: the number of training rows, or the sum of their weights, which a layer with a posterior over its
+                noise needs.
         """
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
@@ -113,7 +114,7 @@ class LastLayerSpec:
 
 
 @final
-class LastLayerLearner(Learner):
+class LastLayerLearner(WeightedLearner):
     """A network ``layer(trunk(x))`` or ``layer(linear(trunk(x)))``; either the trunk or ``linear`` may be Gaussian.
 
     Attributes:
@@ -148,15 +149,16 @@ class LastLayerLearner(Learner):
         return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
-        features = self._features(inputs, noise)
-        if (g := self.log_noise_of(features)) is None:
-            loss = self.layer.loss(features, targets, num_train=num_train)
-        else:
-            loss = self.layer.loss(*scaled(features, targets, g), num_train=num_train) + targets.shape[1] / 2 * g.mean()
+        features, weights = self._features(inputs, noise), noise.get(ROW_WEIGHTS)
+        total = num_train if weights is None else noise[TOTAL_WEIGHT]
+        g = self.log_noise_of(features)
+        loss = self.layer.loss(*scaled(features, targets, g), num_train=total, weights=weights)
+        if g is not None:
+            loss = loss + targets.shape[1] / 2 * mean_of(g[:, 0], weights)
         if self.spec.layer.kl_weight != 1:
-            loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / num_train
+            loss = loss + (self.spec.layer.kl_weight - 1) * self.layer.kl() / total
         if self.spec.features is not None and self._random is not None:
-            loss = loss + self.spec.features.kl_weight * self._random.kl() / num_train
+            loss = loss + self.spec.features.kl_weight * self._random.kl() / total
         return loss
 
     def noise(self, steps: int, batch: int, generator: torch.Generator) -> dict[str, Tensor]:
@@ -221,20 +223,22 @@ class LastLayerLearner(Learner):
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)
 
-    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
         """Return the score and, for regression with point features, the noise scaled by the factor that minimises it.
 
         The covariance of the training residuals is too small if the trunk overfits. A noise of each input has the line
         of :func:`~bdl_pipe.training.likelihood.least_head_nll`, of the predicted variance.
         """
         if not isinstance(self.layer, NoiseMatrix) or self._random is not None:
-            return super().estimated(predicted)
+            return super().estimated(predicted, weights)
         if self.log_noise is not None:
-            return least_head(predicted, None)
+            return least_head(predicted, None, weights)
         if isinstance(self.layer, StudentRegression):
-            score, log_factor = self.layer.least_scale(predicted)
+            score, log_factor = self.layer.least_scale(predicted, weights)
         else:
-            score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal())
+            score, log_factor = least_noise(predicted, self.layer.noise_covariance.diagonal(), weights)
         return score, {f"layer.{name}": tensor for name, tensor in self.layer.scaled_noise(log_factor).items()}
 
     def with_estimated(self, weights: Mapping[str, Tensor], estimates: Mapping[str, Tensor]) -> Weights:

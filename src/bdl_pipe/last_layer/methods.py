@@ -22,6 +22,7 @@ from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..errors import UserError, require
 from ..joint_predictive import GaussianFunctions, Joint
+from ..linear_regression import scaled
 from ..method import Default, FromModel, Method, ModelFit, Task
 from ..networks import NetworkConfig
 from ..networks.last_layer import ClassShares, LastLayer, linear
@@ -188,10 +189,10 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
     @classmethod
     def build(cls, spec: LastLayerSpec, data: FitData, rng: Seed, start: Weights | None) -> LastLayerLearner:
         """Return a new learner, or with the trunk of ``start`` and its head as the mean of Gaussian weights."""
-        counts = None
+        counts, labels, weights = None, data.train.targets, data.train.weights
         if data.task == "classification":
-            counts = torch.from_numpy(np.bincount(data.train.targets, minlength=data.outputs)).to(torch.float32)
-        learner = spec.build(rng, counts, len(data.train.targets))
+            counts = torch.from_numpy(np.bincount(labels, weights, minlength=data.outputs)).to(torch.float32)
+        learner = spec.build(rng, counts, len(labels) if weights is None else weights.sum())
         if start is not None:
             trunk = learner.trunk.module if isinstance(learner.trunk, MeanField) else learner.trunk
             trunk.load_state_dict({k: v for k, v in start.items() if k.startswith("trunk.")})
@@ -230,7 +231,9 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
             if isinstance(layer, Regression):
                 computed["exact"] = condition(layer, rows)
             elif isinstance(layer, Generative | StudentRegression):
-                layer.condition(rows)
+                of_rows = data.train.weights
+                total = () if isinstance(layer, Generative) or of_rows is None else (float(of_rows.sum()),)
+                layer.condition(rows, *total)
                 computed["layer"] = layer
         if spec.refits and isinstance(layer, Generative):
             computed["refit"] = layer.refit_noise(_training_features(learner, data, rng.fold("refit")))
@@ -240,10 +243,20 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
 
 
 @torch.no_grad()
-def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield :meth:`LastLayerLearner.row` of the training rows; variational features have one draw for each batch."""
+def _training_features(learner: LastLayerLearner, data: FitData, rng: Seed) -> Iterator[tuple[Tensor, ...]]:
+    """Yield :meth:`LastLayerLearner.row` of the training rows; variational features have one draw for each batch.
+
+    Targets are scaled by the rows' weights, and labels are followed by them.
+    """
+    weights = data.weights("train", data.device)
     for batch, (x, y) in enumerate(data.rows("train", data.device).batches(_ROWS)):
-        yield learner.row(x, y, batch, rng)
+        features, targets = learner.row(x, y, batch, rng)
+        if weights is None:
+            yield features, targets
+        else:
+            of_rows = weights[batch * _ROWS :][: len(x)].to(features)
+            classes = data.task == "classification"
+            yield (features, targets, of_rows) if classes else scaled(features, targets, None, of_rows)
 
 
 def _default(size: Size) -> Section:
@@ -285,6 +298,7 @@ def _method(
         settings={"layer": {**_LAYER, **layer}} if default else {},
         online=tasks if online else (),
         program=default is not None,
+        weighs_rows=True,
         default=default,
         from_model=FromModel(from_model) if default else None,
     )

@@ -29,7 +29,7 @@ from ..networks.covariance import BLOCK, Form
 from ..networks.last_layer import Buffers, widen
 from ..predictive import Gaussian
 from ..seeds import Seed
-from .layer import FusedLoss, LastLayer, Options, check_features, full_precision
+from .layer import Count, FusedLoss, LastLayer, Options, check_features, full_precision, mean_of
 
 
 class NoiseMatrix(LastLayer, ABC):
@@ -85,23 +85,26 @@ class Regression(NoiseMatrix):
         ConfigError: an argument is out of range.
     """
 
-    def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
+    def _loss(
+        self, features: Tensor, targets: Tensor, num_train: Count, kl_weight: float, weights: Tensor | None
+    ) -> Tensor:
         self._check(features, targets)
         factor = self.covariance.factor
-        if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK:
-            return super()._loss(features, targets, num_train, kl_weight)
-        loss = DenseLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, num_train, kl_weight)
+        if self.covariance.kind != "dense" or factor is None or self.in_features > BLOCK or weights is not None:
+            return super()._loss(features, targets, num_train, kl_weight, weights)
+        loss = DenseLoss(self.prior_variance, self.wishart_dof, self.wishart_scale, int(num_train), kl_weight)
         noise = self._noise_root(), self.noise_log_root
         return loss(features, self.mean, factor, self.covariance.log_scale, *noise, targets.to(features.dtype))
 
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
         self._check(features, targets)
         root = self._noise_root()
         error = targets.to(features.dtype) - features @ self.mean.mT  # [batch, output]
         squared = (error @ root).square().sum(-1)  # eᵀLLᵀe, eq. 79
         spread = form.quadratic(features)[:, 0] * root.square().sum()  # φᵀSφ tr(Σ⁻¹)
-        log_det = 2 * self.noise_log_root.sum()
-        return 0.5 * (log_det - error.shape[-1] * math.log(2 * math.pi) - (squared + spread).mean())
+        constant = 2 * self.noise_log_root.sum() - error.shape[-1] * math.log(2 * math.pi)
+        constant = constant if weights is None else weights.mean() * constant
+        return 0.5 * (constant - mean_of(squared + spread, weights))
 
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
         """Return the Gaussian over Wφ at the rows of each group; the noise is Σ_ii, as in ``predict``."""
@@ -243,7 +246,7 @@ class ConjugateRegression(Buffers):
 
 
 @torch.no_grad()
-def condition(layer: Regression, batches: Iterable[tuple[Tensor, Tensor]]) -> ConjugateRegression:
+def condition(layer: Regression, batches: Iterable[tuple[Tensor, ...]]) -> ConjugateRegression:
     """Return the exact posterior at the layer's Σ and prior, in one pass; the layer is not changed.
 
     Args:

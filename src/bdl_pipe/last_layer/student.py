@@ -33,7 +33,7 @@ from ..networks.last_layer import widen
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..student_t import StudentT
-from .layer import Options, check_features, full_precision
+from .layer import Options, check_features, full_precision, mean_of
 from .regression import NoiseMatrix
 
 _NOISES: Final = 32  # noise variances of a mixture over functions
@@ -46,7 +46,7 @@ class StudentRegression(NoiseMatrix):
     The noise parameters are the factor L of Λ = E[Σ⁻¹] = LLᵀ. Buffer: ``degrees`` κ.
 
     Args:
-        num_train: T, the number of rows of the whole training set.
+        num_train: T, the number of rows of the whole training set, or the sum of their weights.
         kl_weight: λ, the weight of the KL in training; 1 gives the bound.
 
     Raises:
@@ -59,7 +59,7 @@ class StudentRegression(NoiseMatrix):
         in_features: int,
         out_features: int,
         *,
-        num_train: int,
+        num_train: float,
         kl_weight: float = 1.0,
         **options: Unpack[Options],
     ) -> None:
@@ -71,12 +71,14 @@ class StudentRegression(NoiseMatrix):
         self.degrees: Tensor
         self.register_buffer("degrees", torch.tensor(dof + num_train / kl_weight))
 
-    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form) -> Tensor:
+    def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
         self._check(features, targets)
         outputs = targets.shape[-1]
         error = targets.to(features.dtype) - features @ self.mean.mT
         squared = (error @ self._noise_root()).square().sum(-1) + outputs * form.quadratic(features)[:, 0]
-        return 0.5 * (self._mean_log_det() - outputs * math.log(2 * math.pi) - squared.mean())
+        constant = self._mean_log_det() - outputs * math.log(2 * math.pi)
+        constant = constant if weights is None else weights.mean() * constant
+        return 0.5 * (constant - mean_of(squared, weights))
 
     def _mean_log_det(self) -> Float[Tensor, ""]:
         """Return E log det Σ⁻¹."""
@@ -139,7 +141,9 @@ class StudentRegression(NoiseMatrix):
             mean = (features @ self.mean.mT).expand(_NOISES, -1, -1, -1)
             return GaussianFunctions(mean, covariance, noise, classes=False)
 
-    def least_scale(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, float]:
+    def least_scale(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None
+    ) -> tuple[float, float]:
         """Minimise the mean of −log t(y) over a factor c of Ψ, without the functions' spread; return it and log c.
 
         See :func:`~bdl_pipe.training.likelihood.least_noise`, of the layer with a point estimate.
@@ -151,22 +155,24 @@ class StudentRegression(NoiseMatrix):
         scale = self._squared_scale().detach().double().expand_as(means)
 
         def nll(log_factor: float) -> float:
-            return -float(
-                StudentT(means[None], (math.exp(log_factor) * scale)[None], self._free).log_prob(targets).mean()
-            )
+            scaled = (math.exp(log_factor) * scale)[None]
+            return -float(mean_of(StudentT(means[None], scaled, self._free).log_prob(targets), weights))
 
-        centre = math.log(max(float(((targets - means).square() / scale).mean()), 1e-8))  # the answer for Gaussians
+        squared = ((targets - means).square() / scale).mean(-1)
+        centre = math.log(max(float(mean_of(squared, weights)), 1e-8))  # the answer for Gaussians
         minimum = minimize_scalar(nll, bounds=(centre - 12, centre + 3), method="bounded", options={"xatol": 1e-4})
         return float(minimum.fun), float(minimum.x)
 
     @torch.no_grad()
-    def condition(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+    def condition(self, batches: Iterable[tuple[Tensor, ...]], total: float | None = None) -> None:
         """Replace q by the exact posterior at fixed features, from one pass; S has to be dense (appendix C.6).
 
         S⁻¹ = I/s + ΦᵀΦ, W̄ = YᵀΦS, κ = ν + T and Ψ = mI + YᵀY − W̄S⁻¹W̄ᵀ.
 
         Args:
             batches: (features [batch, h], targets [batch, output]) of the training rows, from the fixed trunk.
+            total: T. None: the number of rows. With weights their sum; the rows are then
+                :func:`~bdl_pipe.linear_regression.scaled`.
 
         Raises:
             ConfigError: the covariance is not dense.
@@ -192,7 +198,7 @@ class StudentRegression(NoiseMatrix):
         spread = torch.cholesky_inverse(torch.linalg.cholesky(gram + identity / self.prior_variance))  # S
         mean = (spread @ cross).mT
         scale = squares - mean @ cross + self.wishart_scale * torch.eye(outputs).to(gram)
-        self.degrees.fill_(self.wishart_dof + rows)
+        self.degrees.fill_(self.wishart_dof + (rows if total is None else total))
         precision = float(self.degrees) * torch.cholesky_inverse(torch.linalg.cholesky((scale + scale.mT) / 2))
         of_weights, of_noise = torch.linalg.cholesky(spread), torch.linalg.cholesky(precision)
         self.mean.copy_(mean)

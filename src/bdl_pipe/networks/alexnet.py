@@ -13,10 +13,9 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from ..errors import require
-from .base import lecun_normal
+from .base import lecun_normal, skip_init
 from .pooling import MaxPool
 
 _LAYERS: Final = (

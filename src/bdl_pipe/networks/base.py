@@ -16,13 +16,12 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
-from typing import Final, Generic, Literal, TypeVar, final
+from typing import Any, Final, Generic, Literal, TypeVar, final
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn.utils import skip_init
 
 from ..errors import require
 from ..seeds import Seed, global_generator
@@ -239,6 +238,18 @@ def fix(module: nn.Module, *, every: bool = False, stored: bool = True) -> None:
                 layer.register_buffer(name, weight.detach(), persistent=stored)
 
 
+def skip_init(kind: Callable[..., Layer], *args: int, **options: Any) -> Layer:
+    """Return a layer whose weights are not initialised.
+
+    It is ``torch.nn.utils.skip_init`` without the Python code of the device ``meta``, which imports sympy: a third of
+    a second or more.
+    """
+    layer = kind(*args, device="meta", **options)
+    for name, values in list(layer.named_parameters()):
+        setattr(layer, name, nn.Parameter(torch.empty(values.shape, dtype=values.dtype, device="cpu")))
+    return layer
+
+
 def lecun_normal(layer: Layer, generator: torch.Generator, gain: float = 1.0) -> Layer:
     """Initialise weights N(0, gain/fan_in) and biases 0; the gain 1 is of LeCun et al. 1998."""
     with torch.no_grad():
@@ -281,7 +292,7 @@ def is_last(
     if not close(F.linear(features, head.weight, head.bias), outputs):
         return False
     generator = torch.Generator().manual_seed(0)
-    other = nn.utils.skip_init(nn.Linear, head.in_features, head.out_features, bias=head.bias is not None)
+    other = skip_init(nn.Linear, head.in_features, head.out_features, bias=head.bias is not None)
     for weight in other.parameters():
         weight.data.copy_(_SIZE * torch.randn(weight.shape, generator=generator))
     for _ in range(2):

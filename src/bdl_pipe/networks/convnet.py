@@ -10,10 +10,9 @@ from typing import Literal, final
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from ..errors import require, require_positive
-from .base import lecun_normal
+from .base import lecun_normal, skip_init
 from .pooling import AveragePool, MaxPool
 
 

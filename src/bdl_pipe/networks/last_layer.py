@@ -134,28 +134,29 @@ class Buffers(nn.Module):
 
 
 def class_moments(
-    batches: Iterable[tuple[Tensor, Tensor]], classes: int, like: Float[Tensor, " feature"]
+    batches: Iterable[tuple[Tensor, ...]], classes: int, like: Float[Tensor, " feature"]
 ) -> tuple[Float[Tensor, " class"], Float[Tensor, "class feature"], Float[Tensor, "class feature"]]:
     """Return the number of rows, mean and scatter Σ(φ − mean)² of each class, on the device of ``like``.
 
-    Batches (features, labels) are merged without sums of raw squares: Chan, Golub & LeVeque 1983, "Algorithms for
-    computing the sample variance".
+    Batches (features, labels), or (features, labels, weights), are merged without sums of raw squares: Chan, Golub &
+    LeVeque 1983, "Algorithms for computing the sample variance".
 
     Raises:
         DataError: there are no rows, labels are out of range, or features are not finite.
     """
     mean = scatter = widen(like.new_zeros(classes, len(like)))
     count = mean[:, 0]
-    for features, labels in batches:
+    for features, labels, *weights in batches:
         labels = class_numbers(labels, len(features))
         check_labels(labels, classes)
         features = widen(features)
         member = F.one_hot(labels, classes).to(features)  # [batch, class]
+        member = member * weights[0][:, None].to(member) if weights else member
         new = member.sum(0)
-        mean_of_new = member.T @ features / new.clamp_min(1)[:, None]
+        mean_of_new = member.T @ features / _or_one(new)[:, None]
         scatter_of_new = member.T @ (features - mean_of_new[labels]).square()
         total = count + new
-        share, step = (new / total.clamp_min(1))[:, None], mean_of_new - mean
+        share, step = (new / _or_one(total))[:, None], mean_of_new - mean
         scatter = scatter + scatter_of_new + step.square() * share * count[:, None]
         mean, count = mean + share * step, total
     if not count.sum() > 0:
@@ -163,6 +164,10 @@ def class_moments(
     if not torch.isfinite(scatter).all():
         raise DataError("features must be finite")
     return count, mean, scatter
+
+
+def _or_one(counts: Float[Tensor, " class"]) -> Float[Tensor, " class"]:
+    return counts.where(counts > 0, 1.0)
 
 
 def class_numbers(targets: Tensor, rows: int) -> Int[Tensor, " batch"]:

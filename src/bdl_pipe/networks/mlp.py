@@ -9,11 +9,10 @@ from typing import Final, Literal, final
 import torch
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from ..config import LATER
 from ..errors import require
-from .base import he_normal
+from .base import he_normal, skip_init
 
 _ACTIVATIONS: Final[Mapping[str, Callable[[], nn.Module]]] = {
     "relu": nn.ReLU,

@@ -17,10 +17,9 @@ import torch
 import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
-from torch.nn.utils import skip_init
 
 from ..errors import require
-from .base import he_normal
+from .base import he_normal, skip_init
 
 _STEM: Final = 64  # channels of the first convolution and inner width of the first group
 _BLOCKS: Final = {18: (2, 2, 2, 2), 50: (3, 4, 6, 3)}  # blocks of each group, by depth

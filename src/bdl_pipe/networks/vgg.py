@@ -13,10 +13,9 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from ..errors import require
-from .base import he_normal
+from .base import he_normal, skip_init
 from .pooling import MaxPool
 
 _GROUPS: Final = ((64, 64), (128, 128), (256, 256, 256), (512, 512, 512), (512, 512, 512))  # channels

@@ -13,11 +13,10 @@ from typing import Final, Literal
 
 import torch
 from torch import nn
-from torch.nn.utils import skip_init
 
 from ..errors import require
 from .alexnet import padding_of_first
-from .base import lecun_normal
+from .base import lecun_normal, skip_init
 from .pooling import MaxPool
 
 _GROUPS: Final = ((64,), (128,), (256, 256), (512, 512), (512, 512))  # channels

@@ -19,7 +19,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from ..errors import UserError, require
-from ..networks.base import lecun_normal, linear_layers
+from ..networks.base import lecun_normal, linear_layers, skip_init
 from ..seeds import Seed
 
 _TRANSPOSED: Final = "Conv1D"  # the linear layer of GPT-2 in transformers; its weight is [in, out]
@@ -41,8 +41,8 @@ class LowRank(nn.Module):
         weight = _matrix(base)
         outputs, inputs = weight.shape
         self.base, self.scale = base, alpha / rank
-        self.down = lecun_normal(nn.utils.skip_init(nn.Linear, inputs, rank, bias=False), generator)
-        self.up = nn.utils.skip_init(nn.Linear, rank, outputs, bias=False)
+        self.down = lecun_normal(skip_init(nn.Linear, inputs, rank, bias=False), generator)
+        self.up = skip_init(nn.Linear, rank, outputs, bias=False)
         nn.init.zeros_(self.up.weight)
         self.down.to(weight.device, weight.dtype), self.up.to(weight.device, weight.dtype)
 
@@ -136,7 +136,7 @@ class NextToken(nn.Module):
             raise UserError(f"model must be a causal language model of transformers, got {type(model).__name__}")
         if tokens is not None:
             rows = torch.as_tensor(list(tokens))
-            few = nn.utils.skip_init(nn.Linear, head.in_features, len(rows), bias=head.bias is not None)
+            few = skip_init(nn.Linear, head.in_features, len(rows), bias=head.bias is not None)
             few.to(head.weight.device, head.weight.dtype)
             for name, weight in few.named_parameters():
                 weight.data.copy_(head.get_parameter(name).detach()[rows])

@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from ..config import LATER, to_mapping
 from ..errors import UserError, brief, require
 from ..networks import NETWORKS, overruns_channels_last, register_network
-from ..networks.base import close, cut, fix, is_last, linear_layers
+from ..networks.base import close, cut, fix, is_last, linear_layers, skip_init
 from .lora import adapted
 from .trunk import Layout, ModuleTrunk, PlainOrder, called, check, logits
 
@@ -165,7 +165,7 @@ def two_classes(head: nn.Linear) -> nn.Linear:
     The softmax of both is the sigmoid of z. A prior N(0, I/τ) of the two rows is a prior N(0, 2I/τ) of their
     difference, the weights of z, and of their sum, on which no output depends.
     """
-    wide = nn.utils.skip_init(nn.Linear, head.in_features, 2, bias=head.bias is not None)
+    wide = skip_init(nn.Linear, head.in_features, 2, bias=head.bias is not None)
     for name, weight in wide.named_parameters():
         one = head.get_parameter(name)
         weight.data.copy_(torch.cat([-one.detach() / 2, one.detach() / 2]))

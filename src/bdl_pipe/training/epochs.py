@@ -13,7 +13,7 @@ from ..data.fitdata import FitData, epoch_order
 from ..errors import require
 from ..predictive import Predictive
 from ..seeds import Seed
-from .learner import ROW_WEIGHTS, Learner, NoisyLearner, TrainingConfig, WeightedLearner, nll
+from .learner import ROW_WEIGHTS, TOTAL_WEIGHT, Learner, NoisyLearner, TrainingConfig, WeightedLearner, nll
 from .loop import Objective
 from .snapshots import RunningMoments, SnapshotPolicy
 from .vmapped import SingleModel, VmappedModels
@@ -52,8 +52,8 @@ class EpochRun(Objective):
         self._parts = keep.ends(self._steps_per_epoch)
         self.probe = copy.deepcopy(learners[0]).eval()
         self._held = [d.rows("validation", device) for d in data] if scored else []
-        self._row_weights = _weights_of(data, "train", device)  # [model, row], 1 in the mean
-        self._held_weights = _weights_of(data, "validation", device) if scored else None
+        self._row_weights, self._totals = _weights_of(data, "train", device)
+        self._held_weights = _weights_of(data, "validation", device)[0] if scored else None
         weighs = self._row_weights is None or isinstance(learners[0], WeightedLearner)
         require(weighs and (self._row_weights is None or distributed.world()[1] == 1), "weights", _UNWEIGHTED)
         one = len(data) == 1
@@ -99,7 +99,7 @@ class EpochRun(Objective):
         rows = self._orders[:, position * self._batch : (position + 1) * self._batch]  # [model, batch]
         numbers = self._noise_at(position)
         if self._row_weights is not None:
-            numbers |= {ROW_WEIGHTS: self._row_weights.gather(1, rows)}
+            numbers |= {ROW_WEIGHTS: self._row_weights.gather(1, rows), TOTAL_WEIGHT: self._totals}
         losses = self._members.losses(rows, numbers, step)
         self._latest = distributed.mean(losses.detach())
         if len(losses) == 1:
@@ -143,9 +143,8 @@ class EpochRun(Objective):
         starts = range(0, min(len(rows), _NOISE_ROWS), _SCORED)
         parts = (rows.slice(start, min(start + _SCORED, _NOISE_ROWS)) for start in starts)
         predicted = [(self.probe.predict(x, rng=rng), y) for x, y in parts]
-        if self._row_weights is None:
-            return self.probe.estimated(predicted)[1]
-        return self._weighted(predicted, self._row_weights[member][:_NOISE_ROWS])[1]
+        of_rows = None if self._row_weights is None else self._row_weights[member][:_NOISE_ROWS]
+        return self._estimated(predicted, of_rows)[1]
 
     def state(self) -> dict[str, Tensor]:
         tensors = {f"live.{m}.{k}": v for m in range(len(self._data)) for k, v in self._members.get(m).items()}
@@ -240,20 +239,30 @@ class EpochRun(Objective):
         of_rows = None if self._held_weights is None else self._held_weights[member]
         if self._config.noise != "validation":
             return nll(predicted, of_rows), {}
-        return self.probe.estimated(predicted) if of_rows is None else self._weighted(predicted, of_rows)
+        return self._estimated(predicted, of_rows)
 
-    def _weighted(
-        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
+    def _estimated(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None
     ) -> tuple[float, dict[str, Tensor]]:
+        if weights is None:
+            return self.probe.estimated(predicted)
         assert isinstance(self.probe, WeightedLearner)
-        return self.probe.weighted_estimate(predicted, weights)
+        return self.probe.estimated(predicted, weights)
 
 
-def _weights_of(data: Sequence[FitData], part: Literal["train", "validation"], device: str) -> Tensor | None:
-    """Return the weights of each model's rows, 1 in the mean, float32 [model, row]; None without weights."""
+def _weights_of(
+    data: Sequence[FitData], part: Literal["train", "validation"], device: str
+) -> tuple[Tensor | None, Tensor]:
+    """Return the weights of each model's rows, 1 in the mean, float32 [model, row], and their sums before [model].
+
+    Without weights they are None and empty.
+    """
     every = [(d.train if part == "train" else d.validation).weights for d in data]
-    given = [torch.from_numpy(weights / weights.mean()) for weights in every if weights is not None and len(weights)]
-    return torch.stack(given).float().to(device) if len(given) == len(every) else None
+    given = [torch.from_numpy(weights) for weights in every if weights is not None and len(weights)]
+    if len(given) < len(every):
+        return None, torch.zeros(0)
+    rows = torch.stack(given)
+    return (rows / rows.mean(1, keepdim=True)).float().to(device), rows.sum(1).float().to(device)
 
 
 def named(name: str, of_models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

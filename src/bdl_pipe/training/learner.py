@@ -18,7 +18,8 @@ from .loop import OptimiserConfig
 from .snapshots import RunningMoments
 
 Weights = dict[str, Tensor]
-ROW_WEIGHTS: Final = "row_weights"  # key of the weights of a batch's rows among a step's numbers
+ROW_WEIGHTS: Final = "row_weights"  # key of the weights of a batch's rows among a step's numbers, 1 in the mean
+TOTAL_WEIGHT: Final = "total_weight"  # key of the sum of the weights of all rows, before they became 1 in the mean
 
 
 class Learner(nn.Module, ABC):
@@ -76,14 +77,15 @@ class Learner(nn.Module, ABC):
 class WeightedLearner(Learner):
     """A learner whose loss is −(1/B) Σ_i w_i log p(y_i | x_i) if rows have weights w_i, which are 1 in the mean.
 
-    Its ``forward`` finds the weights of the batch in ``noise`` under :data:`ROW_WEIGHTS`.
+    Its ``forward`` finds the weights of the batch in ``noise`` under :data:`ROW_WEIGHTS`, and under
+    :data:`TOTAL_WEIGHT` the sum T of all weights, by which a loss with the KL of a posterior divides this KL.
     """
 
-    @abstractmethod
-    def weighted_estimate(
-        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
+    def estimated(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None
     ) -> tuple[float, dict[str, Tensor]]:
         """Return :meth:`Learner.estimated` under the weighted log-likelihood; ``weights`` are of all rows [row]."""
+        return nll(predicted, weights), {}
 
 
 class NoisyLearner(Learner):

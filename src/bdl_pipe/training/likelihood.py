@@ -179,7 +179,9 @@ def least_variance(predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[floa
     return least_nll(torch.cat(means, 1).double(), torch.cat([held for _, held in predicted]).double())
 
 
-def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Tensor, " output"]) -> tuple[float, float]:
+def least_noise(
+    predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Tensor, " output"], weights: Tensor | None = None
+) -> tuple[float, float]:
     """Minimise the mean of −log N(y | f, cσ²) over c, where f is the predicted mean, and σ² a variance of each output.
 
     The predicted variance of the function is not used: the network has not seen these rows yet, and after a second fit
@@ -187,13 +189,15 @@ def least_noise(predicted: Sequence[tuple[Predictive, Tensor]], noise: Float[Ten
 
     Args:
         predicted: Gaussians with one draw, and the targets of the rows.
+        weights: of the rows in the mean [row]. None: equal ones.
 
     Returns:
         The least loss, and log c: c is the mean of squared residuals over σ².
     """
     means = torch.cat([of.draw_mean for of, _ in predicted if isinstance(of, Gaussian)], 1).double()[0]
     targets, variance = torch.cat([held for _, held in predicted]).double(), noise.detach().double()
-    factor = ((targets - means).square() / variance).mean().clamp_min(_LEAST)
+    squared = (targets - means).square() / variance  # [row, output]
+    factor = (squared if weights is None else _shares(weights)[:, None] * squared).mean().clamp_min(_LEAST)
     score = 0.5 * (1 + (2 * math.pi * factor * variance).log()).sum()
     return float(score), float(factor.log())
 

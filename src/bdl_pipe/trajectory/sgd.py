@@ -133,22 +133,14 @@ class _Network(WeightedLearner):
     def predict(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self.spec.predictive(self.network(inputs)[None])
 
-    def estimated(self, predicted: Sequence[tuple[Predictive, Tensor]]) -> tuple[float, dict[str, Tensor]]:
+    def estimated(
+        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None = None
+    ) -> tuple[float, dict[str, Tensor]]:
         """Return the score, and the shift and slope of the head's variance outputs from :func:`least_head`.
 
         A network that memorises its training rows learns small variances for them, and predicts such variances for some
         new rows. A shift alone would increase all variances; the slope corrects the small ones more.
         """
-        return self._estimate(predicted, None)
-
-    def weighted_estimate(
-        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor
-    ) -> tuple[float, dict[str, Tensor]]:
-        return self._estimate(predicted, weights)
-
-    def _estimate(
-        self, predicted: Sequence[tuple[Predictive, Tensor]], weights: Tensor | None
-    ) -> tuple[float, dict[str, Tensor]]:
         if self.spec.likelihood == "categorical" or _BIAS not in dict(self.named_parameters()):
             return nll(predicted, weights), {}
         return least_head(predicted, self.spec.variance_floor, weights)
