@@ -63,6 +63,15 @@ def mean(value: Tensor) -> Tensor:
     return total / size
 
 
+def rank0_says(value: bool) -> bool:
+    """Return rank 0's ``value`` on every rank, because the ranks' clocks differ."""
+    if world()[1] == 1:
+        return value
+    said = torch.tensor([value], dtype=torch.uint8, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.broadcast(said, src=0)
+    return bool(said)
+
+
 @torch.no_grad()
 def broadcast_buffers(module: nn.Module) -> None:
     """Copy the buffers of rank 0 (batch norm's running statistics) to every rank."""

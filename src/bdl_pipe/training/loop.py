@@ -5,7 +5,7 @@ to a checkpoint. The loop owns the optimiser, the learning-rate schedule and the
 with the same bits: the optimiser's tensors are stored completely, and no generator has a state.
 
 In a process group (:mod:`bdl_pipe.distributed`) the ranks' gradients and losses are averaged at every step. Only rank 0
-reports and saves; all ranks resume from its checkpoint.
+reports progress and says when a checkpoint is due. Then all ranks save, and all resume from rank 0's checkpoint.
 """
 
 import math
@@ -139,7 +139,7 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
             metrics = task.after(step, mean)
             if first:
                 report(step + 1, steps, metrics)
-            if first and report.due():
+            if distributed.rank0_says(first and report.due()):
                 watch.look()
                 report.save(checkpoint(task, optimiser, step + 1))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]
