@@ -68,7 +68,8 @@ def test_two_workers_reach_the_weights_of_one_process(
     assert told.metrics["step"] == told.metrics["total"] == 15
     assert told.metrics["loss"] == pytest.approx(result.config["loss"], abs=1e-3)
     places = [json.loads(Path(at.path, "checkpoint.json").read_text()) for at, _ in told.best_checkpoints]
-    assert [at["done"] for at in places] == [False] * (len(places) - 1) + [True] and len(places) == (16 if kills else 1)
+    assert [at["done"] for at in places] == [False] * (len(places) - 1) + [True]
+    assert len(places) in ((14, 15, 16) if kills else (1,)), "Ray Train may not have seen the last ones before the kill"
     assert {(at["folder"], at["file"]) for at in places[:-1]} <= {(str(stage), "0-0.part")}
 
 
