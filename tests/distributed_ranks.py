@@ -68,43 +68,52 @@ def interrupted(data: FitData) -> Report:
     return report
 
 
-def run_all(size: int, port: int, folder: str) -> None:
+def run_all(size: int, port: int, folder: str, work: str) -> None:
     """Do the work of all ranks, each in a fork of this process, whose imports they share."""
     for name in SHARED:
         METHODS[name]  # imports its modules
     importlib.import_module("torch._dynamo")  # torch's own optimisers import it
     context = multiprocessing.get_context("fork")
-    ranks = [context.Process(target=run, args=(rank, size, port, folder)) for rank in range(size)]
+    ranks = [context.Process(target=run, args=(rank, size, port, folder, work)) for rank in range(size)]
     for process in ranks:
         process.start()
     for process in ranks:
         process.join()
 
 
-def run(rank: int, size: int, port: int, folder: str) -> None:
-    """Do all the work of one rank, and save its findings to ``folder/<rank>.pt``."""
+def run(rank: int, size: int, port: int, folder: str, work: str) -> None:
+    """Do the work of one rank, a function of this module, and save its findings to ``folder/<rank>.pt``."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=60))
     try:
-        torch.save(_findings(rank), Path(folder) / f"{rank}.pt")
+        torch.save(globals()[work](rank), Path(folder) / f"{rank}.pt")
     finally:
         dist.destroy_process_group()
 
 
-def _findings(rank: int) -> dict[str, Any]:
+def continued(rank: int) -> list[dict[str, Tensor]]:
+    """Fit a trajectory in one piece, and in two."""
+    data, report, changes = make_tiny_images(), Saving(stop=3), {"epochs": 1, "snapshots": 1, "batch": 12}
+    with pytest.raises(Killed):
+        trajectory(data, report, **changes)
+    last = report.load() if rank == 0 else None
+    return [trajectory(data, Saving(begun), **changes).tensors for begun in (None, last)]
+
+
+def findings(rank: int) -> dict[str, Any]:
     data, report = make_tiny_images(), Saving()
     results: dict[str, Any] = {"world": distributed.world(), "shard": distributed.shard(torch.arange(6))}
     results["tensors"] = trajectory(data, report).tensors
     results |= {"told": report.told, "saved": report.saved}
     last = interrupted_alone(data) if rank == 0 else None  # only rank 0 has the checkpoint
     results["resumed"] = trajectory(data, Saving(last)).tensors
-    results |= {"gradients": _averaged(rank), "buffers": _buffers(rank)}
+    results["buffers"] = _buffers(rank)
     results["refused"] = _refusal(data)
     results["students"] = {name: student(name, data).tensors for name in SHARED}
-    kept, distributed.average_gradients = distributed.average_gradients, lambda parameters: None
+    kept, distributed.averaging = distributed.averaging, lambda module: module
     results["apart"] = trajectory(data, Saving()).tensors
-    distributed.average_gradients = kept
+    distributed.averaging = kept
     return results
 
 
@@ -115,19 +124,6 @@ def interrupted_alone(data: FitData) -> State | None:
         return interrupted(data).load()
     finally:
         distributed.world = kept
-
-
-def _averaged(rank: int) -> list[Tensor | None]:
-    """Average gradients of two dtypes and memory orders; one parameter has no gradient."""
-    shapes = [(3,), (2, 3, 4, 5), (2, 2)]
-    parameters = [torch.zeros(s, dtype=torch.float64 if s == (2, 2) else torch.float32) for s in shapes]
-    parameters[1] = parameters[1].to(memory_format=torch.channels_last)
-    for number, parameter in enumerate(parameters):
-        values = torch.arange(parameter.numel(), dtype=parameter.dtype).view(parameter.shape)
-        parameter.grad = torch.empty_like(parameter).copy_(values * (1 + 2 * rank) + number)
-    parameters.append(torch.zeros(4))
-    distributed.average_gradients(parameters)
-    return [p.grad for p in parameters]
 
 
 def _buffers(rank: int) -> dict[str, Tensor]:

@@ -53,6 +53,11 @@ class Folder:
     address: str
     name: str = ""
 
+    @property
+    def place(self) -> str:
+        """Return the folder's whole address."""
+        return f"{self.address}/{self.name}".rstrip("/")
+
     def make(self) -> "Folder":
         """Create the folder on a disk, and return it; a bucket has no folders.
 
@@ -94,7 +99,7 @@ class Folder:
         from fsspec.core import url_to_fs
 
         options = {"config_kwargs": _CLIENT, "use_listings_cache": False} if self.address.startswith("s3:") else {}
-        files, path = url_to_fs(f"{self.address}/{self.name}".rstrip("/"), **options)
+        files, path = url_to_fs(self.place, **options)
         return files, str(path)
 
     @contextlib.contextmanager

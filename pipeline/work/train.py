@@ -3,11 +3,17 @@
 Each worker calls the work under an initialised ``torch.distributed`` group (gloo on CPUs, nccl on GPUs);
 ``bdl_pipe.distributed`` shares the batches. Only rank 0 sends progress and checkpoints to the hub. Ray Train
 restarts a group that loses a worker, and the task continues from its last checkpoint.
+
+Ray Train knows each of these checkpoints by ``ray.train.report``. Its own copy holds only the place of ours, since only
+ours resumes with the same bits. ``storage_path`` is the stage's folder in BDL_CHECKPOINTS and the run has the task's
+name: ``ray.train.Result.from_path(f"{storage_path}/{task}")`` has the metrics at the last checkpoints and at the end.
 """
 
+import json
 import os
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 from bdl_pipe.errors import UserError
@@ -18,6 +24,8 @@ from .hub import RETRIES, HubStore, Progress, with_plugins
 from .store import Store
 
 _TIMEOUT_SECONDS: Final = 600  # a collective operation that takes longer is an error: a peer hangs
+_PLACES: Final = 20  # the places of checkpoints, with their metrics, that Ray Train keeps
+_PLACE: Final = "checkpoint.json"
 
 
 def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Settings, parts: Sequence[Any]) -> Done:
@@ -28,8 +36,9 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
         parts: references to the shared data that the task needs.
     """
     os.environ["RAY_CHDIR_TO_TRIAL_DIR"] = "0"
+    os.environ["RAY_TRAIN_COLLECTIVE_TIMEOUT_S"] = str(_TIMEOUT_SECONDS)
     import ray
-    from ray.train import FailureConfig, RunConfig, ScalingConfig
+    from ray.train import CheckpointConfig, FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchConfig, TorchTrainer
 
     sent = with_plugins(task)
@@ -40,9 +49,9 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
 
         first = distributed.world()[0] == 0
         shared = dict(zip(sent.needs, ray.get(list(parts)), strict=True))
-        kept = HubStore(hub, store) if first and store else None
+        member = _Member(hub, store, first)
         try:
-            done = attempt(work, sent, shared, Progress(hub) if first else _send_nothing, kept, settings)
+            done = attempt(work, sent, shared, member.send, member if store else None, settings)
         except UserError as error:  # every rank has the same error, and a retry would fail again
             return error
         return done if first else None
@@ -56,7 +65,10 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
                 resources_per_worker=settings.needs.counted,
             ),
             run_config=RunConfig(
-                name=task.name, storage_path=folder, failure_config=FailureConfig(max_failures=RETRIES)
+                name=task.name,
+                storage_path=store.shared.place if store and store.shared else folder,
+                failure_config=FailureConfig(max_failures=RETRIES),
+                checkpoint_config=CheckpointConfig(num_to_keep=_PLACES),
             ),
             torch_config=TorchConfig("nccl" if settings.device == "cuda" else "gloo", timeout_s=_TIMEOUT_SECONDS),
         )
@@ -66,5 +78,43 @@ def group(work: Work, task: Task, hub: Any, store: Store | None, settings: Setti
     return outcome
 
 
-def _send_nothing(*progress: object) -> None:
-    """Drop the progress of ranks other than 0."""
+class _Member:
+    """The progress and checkpoints of one worker of a group.
+
+    Rank 0 sends them to the hub. All ranks call ``ray.train.report`` at each checkpoint and at the end, since this
+    call returns when all ranks have called it.
+    """
+
+    def __init__(self, hub: Any, store: Store | None, first: bool) -> None:
+        self._progress = Progress(hub) if first else None
+        self._kept = HubStore(hub, store) if first and store else None
+        self._store, self._metrics = store, dict[str, float]()
+
+    def send(self, task: str, step: int, total: int, metrics: Mapping[str, float]) -> None:
+        if self._progress:
+            self._progress(task, step, total, metrics)
+        self._metrics |= {**metrics, "step": step, "total": total}
+
+    def save(self, task: str, blob: bytes) -> None:
+        if self._kept:
+            self._kept.save(task, blob)
+        self._report(task, done=False)
+
+    def load(self, task: str) -> bytes | None:
+        return self._kept.load(task) if self._kept else None
+
+    def finish(self, task: str, blob: bytes) -> None:
+        if self._kept:
+            self._kept.finish(task, blob)
+        self._report(task, done=True)
+
+    def _report(self, task: str, done: bool) -> None:
+        import ray.train
+
+        shared = self._store.shared if self._kept and self._store else None
+        with tempfile.TemporaryDirectory(prefix="bdl-place-") as folder:
+            if shared:
+                place = {"folder": shared.place, "file": None if done else f"{task}.part", "done": done}
+                Path(folder, _PLACE).write_text(json.dumps(place))
+            checkpoint = ray.train.Checkpoint.from_directory(folder) if shared else None
+            ray.train.report(self._metrics, checkpoint=checkpoint)

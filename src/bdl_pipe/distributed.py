@@ -6,12 +6,14 @@ the mean of the shares' gradients. Up to rounding, one process with the whole ba
 norm is the exception, as in torch's DistributedDataParallel: each rank normalises by its own share.
 """
 
+import warnings
 from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
 from jaxtyping import Shaped
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from .artifacts import State, from_bytes, to_bytes
 from .errors import require
@@ -37,19 +39,19 @@ def shard(rows: Shaped[Tensor, "batch ..."]) -> Shaped[Tensor, "share ..."]:
     return rows[rank::size]
 
 
-@torch.no_grad()
-def average_gradients(parameters: Iterable[Tensor]) -> None:
-    """Replace every gradient by its mean over ranks: one all-reduce for each dtype and device.
+def averaging(module: nn.Module) -> nn.Module:
+    """Wrap a module so that a backward pass through its output averages its gradients over ranks.
 
-    Every rank must have gradients for the same parameters.
+    The wrapper is torch's DistributedDataParallel, which exchanges gradients during the backward pass
+    (``benchmarks/data_parallel.py`` compares it with an exchange after this pass). Buffers stay apart until
+    :func:`broadcast_buffers`. Without a group the module is returned.
     """
-    _, size = world()
-    if size == 1:
-        return
-    for bucket in _buckets(p.grad for p in parameters if p.grad is not None):
-        flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-        dist.all_reduce(flat)
-        _scatter(flat / size, bucket)
+    if world()[1] == 1:
+        return module
+    # Otherwise DDP moves gradients to other places of its buckets after the first step. With three or more ranks the
+    # order of a sum depends on this place, so that a fit that continues from a checkpoint would have other bits.
+    with warnings.catch_warnings(action="ignore", category=FutureWarning):  # torch 2.13's new name is not in 2.11
+        return DistributedDataParallel(module, broadcast_buffers=False, find_unused_parameters=True)
 
 
 @torch.no_grad()
@@ -61,6 +63,15 @@ def mean(value: Tensor) -> Tensor:
     total = value.detach().clone()
     dist.all_reduce(total)
     return total / size
+
+
+def rank0_says(value: bool) -> bool:
+    """Return rank 0's ``value`` on every rank, because the ranks' clocks differ."""
+    if world()[1] == 1:
+        return value
+    said = torch.tensor([value], dtype=torch.uint8, device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.broadcast(said, src=0)
+    return bool(said)
 
 
 @torch.no_grad()

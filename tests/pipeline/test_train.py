@@ -1,5 +1,6 @@
 """A trajectory whose batches two Ray Train workers share, against the same trajectory in one process."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -38,10 +39,18 @@ def trajectory(executor: Executor, data: FitData, folder: Path, fuse: str = "", 
 def test_two_workers_reach_the_weights_of_one_process(
     ray_head: str, tiny_images: FitData, tmp_path: Path, kills: bool
 ) -> None:
-    """The weights agree to 1e-6, the rounding of 15 steps, also if a worker kills itself at step 7."""
+    """The weights agree to 1e-6, the rounding of 15 steps, also if a worker kills itself at step 7.
+
+    Ray Train has the metrics of the last checkpoints and of the end, and the place of our checkpoint.
+    """
+    from ray.train import Result
+
     alone = trajectory(Inline(Settings("inline", checkpoint_seconds=0.0)), tiny_images, tmp_path / "alone")
-    executor = choose(Settings("ray", checkpoint_seconds=0.0, workers=2), lambda: ray_head)
-    fuse = tmp_path / "fuse"
+    fuse, network = tmp_path / "fuse", tmp_path / "network"
+    network.mkdir()
+    every = 0.0 if kills else 3600.0  # with a kill, each of the 15 steps has a checkpoint
+    settings = Settings("ray", checkpoint_seconds=every, workers=2, checkpoints=str(network))
+    executor = choose(settings, lambda: ray_head)
     try:
         shared = trajectory(executor, tiny_images, tmp_path / "shared", str(fuse) if kills else "")
     finally:
@@ -54,6 +63,14 @@ def test_two_workers_reach_the_weights_of_one_process(
     for name, value in expected.tensors.items():
         torch.testing.assert_close(result.tensors[name], value, atol=1e-6, rtol=1e-6)
     assert not torch.equal(result.tensors["head.weight"], expected.tensors["head.weight"]), "no batch was shared"
+    (stage,) = network.iterdir()
+    told = Result.from_path(str(stage / "0-0"))
+    assert told.metrics["step"] == told.metrics["total"] == 15
+    assert told.metrics["loss"] == pytest.approx(result.config["loss"], abs=1e-3)
+    places = [json.loads(Path(at.path, "checkpoint.json").read_text()) for at, _ in told.best_checkpoints]
+    assert [at["done"] for at in places] == [False] * (len(places) - 1) + [True]
+    assert len(places) in ((14, 15, 16) if kills else (1,)), "Ray Train may not have seen the last ones before the kill"
+    assert {(at["folder"], at["file"]) for at in places[:-1]} <= {(str(stage), "0-0.part")}
 
 
 @pytest.mark.ray

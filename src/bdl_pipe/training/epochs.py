@@ -101,14 +101,15 @@ class EpochRun(Objective):
         if self._row_weights is not None:
             numbers |= {ROW_WEIGHTS: self._row_weights.gather(1, rows), TOTAL_WEIGHT: self._totals}
         losses = self._members.losses(rows, numbers, step)
-        self._latest = distributed.mean(losses.detach())
+        self._latest = losses.detach()
         if len(losses) == 1:
             return losses[0]  # the loss of a single fit is not computed after its end
         return losses.where(self._going, losses.new_zeros(())).sum()  # a model whose fit has ended is not updated
 
     def after(self, step: int, loss: Tensor) -> dict[str, float]:
         epoch, position = divmod(step, self._steps_per_epoch)
-        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + self._latest.double().cpu()
+        latest = loss[None] if len(self._latest) == 1 else self._latest  # a single model's loss is the mean over ranks
+        self._sum = (self._sum if position else torch.zeros_like(self._sum)) + latest.double().cpu()
         if part := self._parts.get(position + 1):  # parts of the epoch are finished
             self._members.agree()
             for m, stop in enumerate(self._epochs):

@@ -4,8 +4,8 @@ An :class:`Objective` owns its parameters, draws its batches from the seed addre
 to a checkpoint. The loop owns the optimiser, the learning-rate schedule and the checkpoints. A resumed run continues
 with the same bits: the optimiser's tensors are stored completely, and no generator has a state.
 
-In a process group (:mod:`bdl_pipe.distributed`) the ranks' gradients and losses are averaged at every step. Only rank 0
-reports and saves; all ranks resume from its checkpoint.
+In a process group (:mod:`bdl_pipe.distributed`) the losses are averaged over ranks at every step. Only rank 0
+reports progress and says when a checkpoint is due. Then all ranks save, and all resume from rank 0's checkpoint.
 """
 
 import math
@@ -81,7 +81,10 @@ class Objective(ABC):
 
     @abstractmethod
     def loss(self, step: int) -> Tensor:
-        """Return the scalar loss of step ``step``, with its graph. Its random numbers depend on ``step``."""
+        """Return the scalar loss of step ``step``, with its graph. Its random numbers depend on ``step``.
+
+        In a process group its backward pass must give all ranks equal gradients (:func:`distributed.averaging`).
+        """
 
     @abstractmethod
     def state(self) -> dict[str, Tensor]:
@@ -132,14 +135,13 @@ def run_steps(task: Objective, config: OptimiserConfig, steps: int, report: Repo
             mean = distributed.mean(loss.detach())  # averaged over ranks, so that all ranks stop together
             watch.see(step, mean)
             loss.backward(inputs=task.parameters())  # other leaves of the graph need no gradient
-            distributed.average_gradients(task.parameters())
             if config.grad_clip_norm is not None:
                 task.clip(config.grad_clip_norm)
             optimiser.step()
             metrics = task.after(step, mean)
             if first:
                 report(step + 1, steps, metrics)
-            if first and report.due():
+            if distributed.rank0_says(first and report.due()):
                 watch.look()
                 report.save(checkpoint(task, optimiser, step + 1))
     except torch.linalg.LinAlgError as error:  # type: ignore[attr-defined]

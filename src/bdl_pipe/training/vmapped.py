@@ -32,6 +32,7 @@ class SingleModel:
         if self._images:
             learner.to(memory_format=self._order)  # type: ignore[call-overload]
         self.named = dict(learner.named_parameters())
+        self._averaging = distributed.averaging(learner)
 
     def losses(self, rows: Tensor, noise: Mapping[str, Tensor], step: int) -> Tensor:
         """Return the loss of each model on its own batch, [model].
@@ -52,7 +53,7 @@ class SingleModel:
             step_noise = {name: values[0] for name, values in noise.items()}
             if isinstance(self._learner, NoisyLearner):
                 step_noise = self._learner.share(step_noise)
-            loss: Tensor = self._learner(inputs, targets, len(self._rows), step_noise)
+            loss: Tensor = self._averaging(inputs, targets, len(self._rows), step_noise)
         return loss[None]
 
     def clip(self, largest: float) -> None:
