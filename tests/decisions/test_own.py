@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from bdl_decisions import Arms, Maximise, Pool
-from bdl_decisions.own import FEW_ROWS
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
+from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml
 
 
@@ -66,8 +66,10 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
 
 
 def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> None:
+    """A params file names each number that a stage reads, so that a change of a default runs no decision again."""
     agents = read_yaml(Path("params/explore.yaml"))["decisions"]["first-<search>"]["agents"]
-    assert {agents[f"{method}_ei"]["method"]: agents[f"{method}_ei"]["override"] for method in FEW_ROWS} == FEW_ROWS
+    few_rows = {name: method.few_rows for name, method in METHODS.items() if method.few_rows}
+    assert {agent["method"]: agent["override"] for agent in agents.values() if "method" in agent} == few_rows
 
 
 def _labelled(labels: str, rule: str) -> Pool:

@@ -190,5 +190,6 @@ GP = Method(
     tasks=("regression",),
     stages={"student": StageSpec(fit, random=False)},
     settings={"ard": False, "steps": 100, "lr": 0.1},
+    few_rows={"ard": True, "steps": 200, "optimiser": "lbfgs"},
     default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

@@ -169,6 +169,7 @@ DEFAULT: Final = Default(0.5, "iterates", lambda size: {"tail": 0.2}, suits=lamb
 SETTINGS: Final = {"weights": 3, "radius": "variance"}
 CIBER_LAST = Method(
     name="ciber_last",
+    family="collapsed",
     bayesian=True,
     config=CiberLastConfig,
     tasks=("regression",),

@@ -260,6 +260,7 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
 
 CIBER_SECOND = Method(
     name="ciber_second",
+    family="collapsed",
     bayesian=True,
     config=CiberSecondConfig,
     tasks=("regression",),

@@ -258,6 +258,7 @@ def default(size: Size) -> Section:
 
 DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
+    family="dark_knowledge",
     bayesian=True,
     config=DarkKnowledgeConfig,
     tasks=("classification", "regression"),

@@ -148,6 +148,7 @@ def _method(kind: Kind, cost: float = 0.0, weights: Section | None = None, setti
 
     return Method(
         name=kind,
+        family="inducing",
         bayesian=True,
         config=RandomConfig,
         tasks=("classification", "regression"),

@@ -141,6 +141,7 @@ _SETTINGS: Final[Section] = {
 }
 PCA_VI = Method(
     name="pca_vi",
+    family="trajectory",
     bayesian=True,
     config=PcaViConfig,
     tasks=("classification", "regression"),

@@ -199,6 +199,7 @@ def _few(names: list[str], shown: int = 3) -> str:
 
 PRETRAINED = Method(
     name="pretrained",
+    family="trajectory",
     config=PretrainedConfig,
     tasks=("classification", "regression"),
     stages={"trajectory": StageSpec(fit, random=False, in_driver=True, summarise=_summarise)},

@@ -230,6 +230,7 @@ def default_iterates(size: Size) -> Section:
 
 SGD = Method(
     name="sgd",
+    family="trajectory",
     config=SgdConfig,
     tasks=("classification", "regression"),
     stages={

@@ -172,6 +172,7 @@ def _from_model(fit: ModelFit) -> Section:
 
 SWAG = Method(
     name="swag",
+    family="trajectory",
     bayesian=True,
     config=SwagConfig,
     tasks=("classification", "regression"),

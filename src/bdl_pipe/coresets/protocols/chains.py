@@ -176,6 +176,7 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 
 CORESET_SGMCMC = Method(
     name="coreset_sgmcmc",
+    family="coresets",
     bayesian=True,
     config=ChainsConfig,
     tasks=("classification",),

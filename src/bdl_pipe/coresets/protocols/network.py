@@ -161,6 +161,7 @@ def _method(name: str, config: type, **more: float) -> Method:
     }
     return Method(
         name=name,
+        family="coresets",
         config=config,
         tasks=("classification",),
         stages={"student": StageSpec(fit_network, needs={"coreset": "cyclic"})},

@@ -169,6 +169,7 @@ def default(size: Size) -> Section:
 
 VBPC_REGRESSION = Method(
     name="vbpc_regression",
+    family="coresets",
     bayesian=True,
     config=VbpcRegressionConfig,
     tasks=("regression",),
