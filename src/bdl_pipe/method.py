@@ -25,6 +25,10 @@ class Fit(Protocol):
     ``config`` is the method's config; ``inputs`` are the states of the artifacts that the fit needs; ``rng`` is the
     address of this seed. A student's state is a posterior's (``config["posterior"]`` names its class in
     ``registry.POSTERIORS``).
+
+    Raises:
+        UserError: the data, the inputs or the config do not suit the method; a fit's docstring names its own rules.
+        Diverged: a loss, a weight or an image became NaN or infinite.
     """
 
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...

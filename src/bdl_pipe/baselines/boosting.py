@@ -120,7 +120,10 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     if data.train.units is None:
-        folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
+        labels = targets if classes else np.zeros(len(rows))
+        order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
+        folds = np.empty(len(labels), dtype=int)
+        folds[order] = np.arange(len(labels)) % min(config.folds, max(2, len(labels) // 2))
     else:
         folds = units.folds(data.train.units, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
@@ -308,14 +311,6 @@ def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
             shifts[output, number] = np.nanquantile(column - left_out, level)
     least = np.sqrt(_SMALLEST * np.maximum(targets.var(0), _SMALLEST))
     return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
-
-
-def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:
-    """Return the fold of each row, at random but with each class spread evenly over the folds."""
-    order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
-    folds = np.empty(len(labels), dtype=int)
-    folds[order] = np.arange(len(labels)) % min(count, max(2, len(labels) // 2))
-    return folds
 
 
 BOOSTING = Method(

@@ -172,7 +172,6 @@ def _descend(task: Evidence, steps: int) -> None:
 
 
 def _unit(targets: Tensor) -> Tensor:
-    """Return the standard deviation of each output [o], in float64."""
     return targets.double().std(0, correction=0)
 
 

@@ -137,7 +137,6 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
 
     @property
     def _count(self) -> int:
-        """Return the number of collapsed weights of each target's mean."""
         return self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
 
     def drawn(

@@ -158,7 +158,6 @@ class LastLayer(nn.Module, ABC):
             return self._loss(self._cast(features), targets, num_train, kl_weight)
 
     def _loss(self, features: Tensor, targets: Tensor, num_train: int, kl_weight: float) -> Tensor:
-        """Return :meth:`loss` for arguments that are checked and cast."""
         form = self.covariance()  # shared by bound and KL
         bound = self._mean_bound(features, targets, form)
         return -(bound + (self.log_noise_prior() - kl_weight * self._kl(form)) / num_train)

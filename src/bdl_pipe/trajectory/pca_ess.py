@@ -114,7 +114,6 @@ def sample(
 
 
 def _uniform(generator: torch.Generator) -> float:
-    """Return a number in [0, 1)."""
     return torch.rand((), generator=generator, dtype=torch.float64).item()
 
 
