@@ -1,4 +1,4 @@
-"""The order of methods: pairs, Kendall's τ-b, pairs that both sides tell apart, signs against a baseline."""
+"""The order of methods: pairs, Kendall's τ-b, pairs that both sides distinguish, signs against a baseline."""
 
 import math
 from itertools import combinations
