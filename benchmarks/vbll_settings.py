@@ -33,12 +33,12 @@ from sklearn import datasets
 from torch import Tensor, nn
 
 from bdl_pipe.last_layer import Discriminative, Generative, Regression, StudentRegression
-from bdl_pipe.last_layer.bounds import BOUNDS
+from bdl_pipe.last_layer.blocks import BlockGenerative
+from bdl_pipe.last_layer.bounds import BOUNDS, tilted_dense
+from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.predictive import Predictive
 from bdl_pipe.seeds import Seed
 from benchmarks.ciber_page import error, table, write
-from benchmarks.last_layers.blocks import BlockGenerative
-from benchmarks.last_layers.full import FullDiscriminative, tilted_dense
 
 OUT: Final = Path(__file__).resolve().parent.parent / "results" / "vbll"
 CSV: Final = OUT / "settings.csv"

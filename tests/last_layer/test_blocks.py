@@ -7,8 +7,8 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
 from bdl_pipe.last_layer import Generative
+from bdl_pipe.last_layer.blocks import BlockGenerative
 from bdl_pipe.seeds import Seed
-from benchmarks.last_layers.blocks import BlockGenerative
 from tests.refusals import refusal
 
 from .cases import perturbed

@@ -14,7 +14,6 @@ from bdl_pipe.last_layer import Discriminative, bounds
 from bdl_pipe.last_layer.learner import LastLayerSpec
 from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.seeds import Seed
-from benchmarks.last_layers.full import tilted_dense
 from tests.cases import GAUSSIAN, MLP, fit
 from tests.refusals import refusal
 
@@ -68,15 +67,15 @@ def test_wrong_formulas_are_below_the_expectation_somewhere() -> None:
 def test_the_bound_of_dependent_logits_has_their_covariance() -> None:
     """Wrong: the bound of independent logits, which is below the expectation where logits are opposed."""
     mean, covariance = dependent()
-    truth, bound = expected(mean, covariance), tilted_dense(mean, covariance).numpy()
+    truth, bound = expected(mean, covariance), bounds.tilted_dense(mean, covariance).numpy()
     assert (bound > truth - 1e-9).all() and (bound - truth).mean() < 0.2
     diagonal = torch.diag_embed(covariance.diagonal(dim1=-2, dim2=-1))
     alone = bounds.tilted(mean, covariance.diagonal(dim1=-2, dim2=-1))
-    torch.testing.assert_close(tilted_dense(mean, diagonal), alone, rtol=1e-3, atol=1e-3)
+    torch.testing.assert_close(bounds.tilted_dense(mean, diagonal), alone, rtol=1e-3, atol=1e-3)
     opposed = torch.tensor([[[4.0, -3.9, 0.0], [-3.9, 4.0, 0.0], [0.0, 0.0, 0.01]]]).double()
     centre = torch.tensor([[0.0, 0.0, -9.0]]).double()
     at = expected(centre, opposed)
-    assert float(tilted_dense(centre, opposed)) > at
+    assert float(bounds.tilted_dense(centre, opposed)) > at
     assert float(bounds.tilted(centre, opposed.diagonal(dim1=-2, dim2=-1))) < at
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import functional_call, stack_module_state, vmap
 
 from bdl_pipe.last_layer import Discriminative, Generative, Regression
-from benchmarks.last_layers.blocks import BlockGenerative
+from bdl_pipe.last_layer.blocks import BlockGenerative
 from tests.refusals import refusal, refused
 
 from . import generative_cases

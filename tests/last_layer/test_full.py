@@ -2,15 +2,21 @@
 
 import math
 
+import pytest
 import torch
 from torch import Tensor
 from torch.distributions import MultivariateNormal, kl_divergence
 
+from bdl_pipe.config import read
+from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer import Discriminative
+from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.last_layer.layer import gaussian_kl
+from bdl_pipe.last_layer.settings import GaussianLayer
 from bdl_pipe.networks.covariance import Dense
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
-from benchmarks.last_layers.full import FullDiscriminative
+from tests.cases import CONFIGS, GAUSSIAN, fit
 from tests.refusals import refusal
 
 from .cases import draw, perturbed
@@ -113,6 +119,25 @@ def test_predictions_and_joints_average_the_dependent_logits() -> None:
     assert correlation > 10 / math.sqrt(2000)
 
 
-def test_too_many_weights_are_refused() -> None:
-    rule = "covariance must be dense, diagonal or lowrank for more than 2,048 weights, here 6,400, got 'full'"
-    assert refusal(FullDiscriminative, 640, 10) == f"ConfigError: {rule}"
+FULL = GAUSSIAN | {"covariance": "full", "bound": "tilted", "predictive": "sampled", "draws": 5}
+
+
+def test_settings_that_the_covariance_full_lacks_are_refused() -> None:
+    for changes, rule in (
+        ({"bound": "jensen"}, "bound must be tilted for the covariance full, got 'jensen'"),
+        ({"predictive": "quadrature"}, "predictive must be sampled for the covariance full, got 'quadrature'"),
+        ({"rank": 2}, "rank must be null for full, got 2"),
+    ):
+        assert refusal(read, GaussianLayer, FULL | changes, "layer") == f"ConfigError: layer.{rule}"
+    rule = (
+        "ConfigError: covariance must be dense, diagonal or lowrank for more than 2,048 weights, here 6,400, got 'full'"
+    )
+    assert refusal(FullDiscriminative, 640, 10) == rule
+    message = refusal(FullDiscriminative(4, 3).functions, torch.zeros(1, 2, 4))
+    assert message.startswith("UserError: the functions of a last layer with the covariance full depend")
+    read(METHODS["d_vbll"].config, CONFIGS["d_vbll", "classification"] | {"layer": FULL}, "d_vbll")
+
+
+def test_a_regression_refuses_the_covariance_full(tiny_table: FitData) -> None:
+    with pytest.raises(Exception, match="must be jensen"):
+        fit("vbll", "student", tiny_table, {}, rng=Seed(5), layer=FULL)

@@ -1,4 +1,4 @@
-"""Upper bounds of E log Σ_k exp z_k for independent Gaussian logits z ~ N(μ, V), in closed form.
+"""Upper bounds of E log Σ_k exp z_k for Gaussian logits z ~ N(μ, V), in closed form.
 
 With −E log Σ exp z from below, w̄_yᵀφ − bound is a lower bound of the expected log likelihood of a label. Each bound is
 at free parameters, which are optimised for each row without gradients: at the optimum their gradient is 0, and at any
@@ -12,7 +12,8 @@ other value the bound still holds.
 Sources: Blei and Lafferty 2007, "A correlated topic model of science" (whose bound with a free parameter is "jensen" at
 its optimum); Knowles and Minka 2011, "Non-conjugate variational message passing for multinomial and binary regression",
 section 5 (tilted); Bouchard 2007, "Efficient bounds for the softmax function". Harrison, Willes and Snoek 2023 use the
-first and cite tighter ones (section 3.2). Deviation: the fixed point of Knowles and Minka for a may oscillate. Our
+first and cite tighter ones (section 3.2). Deviations: Knowles and Minka have a diagonal V, which we extend to a dense
+one, by E log Σ exp z = aᵀμ + E log Σ exp(z_k − aᵀz) and Jensen's inequality. Their fixed point for a may oscillate; our
 steps a ← a − (a − p)/(1 + ½v), with p the softmax of the exponent, never raise the bound, since the Hessian
 V + V(diag p − ppᵀ)V is at most V + ½V². They start from a = 0, so that "tilted" is never above "jensen".
 """
@@ -31,16 +32,31 @@ _LEAST: Final = 1e-4  # of ξ, which is divided by
 
 
 def jensen(mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]) -> Float[Tensor, " batch"]:
-    """Return the bound by Jensen's inequality,."""
+    """Return the bound by Jensen's inequality, for independent logits or the diagonal of V."""
     return torch.logsumexp(mean + 0.5 * variance, -1)
 
 
 def tilted(mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]) -> Float[Tensor, " batch"]:
-    """Return the bound of Knowles and Minka."""
+    """Return the bound of Knowles and Minka for independent logits."""
     tilt, centre, spread = torch.zeros_like(mean), mean.detach(), variance.detach()
     for _ in range(_STEPS):
         tilt = tilt - (tilt - F.softmax(centre + (0.5 - tilt) * spread, -1)) / (1 + 0.5 * spread)
     return 0.5 * (tilt.square() * variance).sum(-1) + torch.logsumexp(mean + (0.5 - tilt) * variance, -1)
+
+
+def tilted_dense(
+    mean: Float[Tensor, "batch class"], covariance: Float[Tensor, "batch class class"]
+) -> Float[Tensor, " batch"]:
+    """Return the bound of Knowles and Minka, extended to dependent logits."""
+    tilt, centre, spread = torch.zeros_like(mean), mean.detach(), covariance.detach()
+    half = 0.5 * spread.diagonal(dim1=-2, dim2=-1)
+    largest = spread.abs().sum(-1).amax(-1, keepdim=True)  # at least the largest eigenvalue
+    for _ in range(_STEPS):
+        pushed = (spread @ tilt[..., None])[..., 0]
+        tilt = tilt - (tilt - F.softmax(centre + half - pushed, -1)) / (1 + 0.5 * largest)
+    pushed = (covariance @ tilt[..., None])[..., 0]
+    exponent = mean + 0.5 * covariance.diagonal(dim1=-2, dim2=-1) - pushed
+    return 0.5 * (tilt * pushed).sum(-1) + torch.logsumexp(exponent, -1)
 
 
 def bouchard(mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]) -> Float[Tensor, " batch"]:

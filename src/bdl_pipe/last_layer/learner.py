@@ -36,13 +36,15 @@ from ..seeds import Seed
 from ..training.learner import Learner, Weights
 from ..training.likelihood import least_head, least_noise
 from .average import averaged
+from .blocks import BlockGenerative
 from .discriminative import Discriminative
+from .full import FullDiscriminative
 from .generative import Generative, Refit
 from .regression import ConjugateRegression, NoiseMatrix, Regression
 from .settings import FeaturesConfig, GaussianLayer, GenerativeLayer
 from .student import StudentRegression
 
-Layer = Regression | StudentRegression | Discriminative | Generative
+Layer = Regression | StudentRegression | Discriminative | FullDiscriminative | Generative
 
 
 @dataclass(frozen=True)
@@ -96,12 +98,15 @@ class LastLayerSpec:
         if isinstance(c, GenerativeLayer):
             require(self.task == "classification", "layer.name", "must be gaussian for regression", c.name)
             options |= {"class_counts": counts, "dirichlet": c.dirichlet}
-            return LastLayerLearner(self, trunk, Generative(*size, **options), rng)
+            layer = Generative(*size, **options) if c.block == 1 else BlockGenerative(*size, block=c.block, **options)
+            return LastLayerLearner(self, trunk, layer, rng)
         options |= {"covariance": c.covariance, "rank": c.rank}
         if c.conjugate:
             layer = StudentRegression(*size, num_train=rows, kl_weight=c.kl_weight, **options)
         elif self.task == "regression":
             layer = Regression(*size, **options)
+        elif c.covariance == "full":
+            layer = FullDiscriminative(*size, draws=c.draws, **options)
         else:
             layer = Discriminative(*size, predictive=c.predictive, draws=c.draws, bound=c.bound, **options)
         return LastLayerLearner(self, trunk, layer, rng)
@@ -199,13 +204,17 @@ class LastLayerLearner(Learner):
     def joint(self, inputs: Float[Tensor, "group row ..."], *, places: Tensor | None, draws: int, rng: Seed) -> Joint:
         """Return the joint of each group; a layer without Gaussian functions draws what all inputs of a group share."""
         layer = self.layer
-        if not isinstance(layer, Generative):
+        if not isinstance(layer, Generative | FullDiscriminative):
             return self.functions(inputs, rng=rng).joint(places, draws=draws, rng=rng)
         parts, each = [], -(-draws // self._draws)
         for number, features in enumerate(self._drawn_features(inputs.flatten(0, 1), self._draws, rng)):
             grouped = features.unflatten(0, inputs.shape[:2])
-            parts.append(layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
-        return JointCategorical(torch.cat(parts)).at(places)
+            if isinstance(layer, Generative):
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("class means", number)))
+            else:
+                parts.append(layer.drawn_log_probs(grouped, each, rng.fold("functions", number), places))
+        drawn = JointCategorical(torch.cat(parts))
+        return drawn.at(places) if isinstance(layer, Generative) else drawn
 
     def validate(self, inputs: Tensor, *, rng: Seed) -> Predictive:
         return self._average(inputs, self.spec.features.validation_draws if self.spec.features else 1, rng)

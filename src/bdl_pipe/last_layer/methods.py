@@ -151,7 +151,7 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
         Gaussian posteriors given Σ; its refitted densities stay as they are.
 
         Raises:
-            UserError: features are variational, the layer is discriminative, has a posterior over its noise,
+            UserError: features are variational, the layer is discriminative, has a posterior over its noise or blocks,
                 or there are several targets.
         """
         with self.lent() as learner:

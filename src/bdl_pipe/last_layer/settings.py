@@ -20,7 +20,8 @@ class GaussianLayer:
 
     Attributes:
         covariance: the form of S, the covariance of the weights' posterior: ``dense``, ``diagonal`` or ``lowrank`` for
-            each class.
+            each class; or ``full`` (classification), dense over the weights of all classes, at most 2,048, with the
+            bound ``tilted`` and the rule ``sampled``.
         rank: the rank of the low-rank part; only for ``lowrank``.
         prior_variance: s, the variance of the weights' prior N(0, sI).
         wishart_dof: ν of the noise covariance's inverse-Wishart prior.
@@ -37,7 +38,7 @@ class GaussianLayer:
             ``tilted`` (Knowles and Minka 2011), never above it; or ``bouchard`` (2007).
     """
 
-    covariance: Kind
+    covariance: Kind | Literal["full"]
     rank: int | None
     prior_variance: float
     wishart_dof: float
@@ -60,6 +61,10 @@ class GaussianLayer:
             require(self.rank is not None and self.rank > 0, "rank", "must be > 0 for lowrank", self.rank)
         else:
             require(self.rank is None, "rank", f"must be null for {self.covariance}", self.rank)
+        if self.covariance == "full":
+            require(self.bound == "tilted", "bound", "must be tilted for the covariance full", self.bound)
+            sampled = "must be sampled for the covariance full"
+            require(self.predictive == "sampled", "predictive", sampled, self.predictive)
         if self.conjugate:
             require(self.noise == "one", "noise", "must be one if noise_posterior is conjugate", self.noise)
             exact = self.posterior == "variational" or self.covariance == "dense"
@@ -85,6 +90,8 @@ class GenerativeLayer:
         posterior: the posterior of the class means, in label probabilities and in the layer's own densities; see
             :class:`GaussianLayer`. The densities of ``refit`` do not depend on it: they always have the exact
             exact posterior's means, and a noise estimate for each class.
+        block: b, the number of neighbouring features with a dense covariance in Σ and in the posterior; it divides the
+            number of features. 1: diagonal covariances, the paper's. See :class:`BlockGenerative`.
     """
 
     dirichlet: float
@@ -95,9 +102,12 @@ class GenerativeLayer:
     refit: bool
     posterior: PosteriorForm = "variational"
     name: Literal["generative"] = "generative"
+    block: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
-        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet")
+        require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "dirichlet", "block")
+        proper = f"must be > block − 1 = {self.block - 1}"
+        require(self.wishart_dof > self.block - 1, "wishart_dof", proper, self.wishart_dof)
         require(self.kl_weight >= 0, "kl_weight", "must be >= 0", self.kl_weight)
 
 

@@ -1,15 +1,14 @@
 """The discriminative last layer with a dense posterior over all of its weights, so that classes depend on each other.
 
-Model as in :mod:`bdl_pipe.last_layer.discriminative`, with q(vec W) = N(vec W̄, S) for one S of all class·h weights. The
-logits of a row are Gaussian with the dense covariance V(φ) = (I ⊗ φ)ᵀS(I ⊗ φ) + diag σ², and a row's bound is w̄_yᵀφ
-less the tilted bound of their expected log-sum-exp (:func:`tilted_dense`).
+Model as in :mod:`.discriminative`, with q(vec W) = N(vec W̄, S) for one S of all class·h weights. The logits of a row
+are Gaussian with the dense covariance V(φ) = (I ⊗ φ)ᵀS(I ⊗ φ) + diag σ², and a row's bound is w̄_yᵀφ less the tilted
+bound of their expected log-sum-exp (:func:`~bdl_pipe.last_layer.bounds.tilted_dense`).
 
 Source: Harrison, Willes and Snoek 2023, "Variational Bayesian Last Layers", section 3.2, which has one S for each class
 and says that "a similar training objective may be derived with a fully dense variational posterior". Deviation: their
 bound by Jensen's inequality has only the variances of the logits. With it a dense S is never better than its blocks of
 each class alone: the bound is the same, and the KL is not smaller, by Fischer's inequality for log det S. Dense
-covariances are therefore for the tilted bound (:mod:`bdl_pipe.last_layer.bounds`), which we extend to a dense V by
-E log Σ exp z = aᵀμ + E log Σ exp(z_k − aᵀz) and Jensen's inequality.
+covariances are therefore for the tilted bound.
 """
 
 from typing import Final, Unpack, final
@@ -19,31 +18,16 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from bdl_pipe.errors import UserError, require
-from bdl_pipe.joint_predictive import GaussianFunctions
-from bdl_pipe.last_layer.layer import LastLayer, Options, full_precision
-from bdl_pipe.networks.covariance import Dense, Form
-from bdl_pipe.networks.last_layer import class_numbers, labels_as_index
-from bdl_pipe.predictive import Categorical
-from bdl_pipe.seeds import Seed
+from ..errors import UserError, require
+from ..joint_predictive import GaussianFunctions
+from ..networks.covariance import Dense, Form
+from ..networks.last_layer import class_numbers, labels_as_index
+from ..predictive import Categorical
+from ..seeds import Seed
+from .bounds import tilted_dense
+from .layer import LastLayer, Options, full_precision
 
-_STEPS: Final = 20  # of the tilt
 _MOST: Final = 2048  # weights; a factor of S has 4 million entries, and a row's V takes as many products
-
-
-def tilted_dense(
-    mean: Float[Tensor, "batch class"], covariance: Float[Tensor, "batch class class"]
-) -> Float[Tensor, " batch"]:
-    """Return the bound of Knowles and Minka, extended to dependent logits."""
-    tilt, centre, spread = torch.zeros_like(mean), mean.detach(), covariance.detach()
-    half = 0.5 * spread.diagonal(dim1=-2, dim2=-1)
-    largest = spread.abs().sum(-1).amax(-1, keepdim=True)  # at least the largest eigenvalue
-    for _ in range(_STEPS):
-        pushed = (spread @ tilt[..., None])[..., 0]
-        tilt = tilt - (tilt - F.softmax(centre + half - pushed, -1)) / (1 + 0.5 * largest)
-    pushed = (covariance @ tilt[..., None])[..., 0]
-    exponent = mean + 0.5 * covariance.diagonal(dim1=-2, dim2=-1) - pushed
-    return 0.5 * (tilt * pushed).sum(-1) + torch.logsumexp(exponent, -1)
 
 
 @final
@@ -105,8 +89,12 @@ class FullDiscriminative(LastLayer):
         return Categorical(F.log_softmax(logits, -1))
 
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:
-        """Refuse: the functions of a :class:`GaussianFunctions` are independent between classes."""
-        raise UserError("the functions of a last layer with the covariance full depend on each other")
+        """Refuse: the functions of a :class:`GaussianFunctions` are independent between classes.
+
+        Raises:
+            UserError: always.
+        """
+        raise UserError("the functions of a last layer with the covariance full depend on each other: use joint()")
 
     def drawn_log_probs(
         self, features: Float[Tensor, "group row h"], draws: int, rng: Seed, places: Tensor | None

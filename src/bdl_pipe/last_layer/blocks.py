@@ -18,9 +18,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from bdl_pipe.errors import require
-from bdl_pipe.last_layer.generative import Generative
-from bdl_pipe.networks.last_layer import LOG_2PI, widen
+from ..errors import require
+from ..networks.last_layer import LOG_2PI, widen
+from .generative import Generative
 
 Blocks = Float[Tensor, "*batch group block block"]
 
