@@ -39,7 +39,6 @@ PARAMS: Final = Path("params/paper/ciber-table1.yaml")
 INPUT: Final = "ciber_second, choice: input"
 VARIANTS: Final[dict[str, tuple[str, dict[str, Any]]]] = {
     INPUT: ("ciber_second", {"choice": "input"}),
-    "the same, last_layer: true": ("ciber_second", {"choice": "input", "last_layer": True}),
     "ciber_second, choice: variance": ("ciber_second", {"choice": "variance"}),
     "ciber_last, one weight": ("ciber_last", {"weights": 1}),
     "ciber_last, all weights": ("ciber_last", {}),

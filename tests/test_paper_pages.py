@@ -86,7 +86,8 @@ def test_a_page_of_a_stand_in_compares_orders_and_no_values() -> None:
     nll = orders(comparison)["nll", "WRN-28-10"]
     assert [str(pair) for pair in nll.same] == ["D-VBLL < DNN (clear)"]
     assert [str(pair) for pair in nll.opposite] == ["SNGP < DNN (clear)", "SNGP < D-VBLL (clear)"]
-    order = "1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that both sides tell apart 1"
+    order = "1 of 3 pairs of methods in the paper's order (Kendall's τ-b -0.33); of 3 that are distinguishable on both "
+    order += "sides 1"
     assert f"- NLL (WRN-28-10): {order}; against DNN 1 of 2 differences have the paper's sign" in page
     opposite = "SNGP < DNN (clear), SNGP < D-VBLL (clear)"
     assert f"- NLL (WRN-28-10), opposite to the paper's order, which is: {opposite}" in page

@@ -18,15 +18,15 @@ import numpy as np
 
 from bdl_decisions import DecisionConfig, decide
 from bdl_decisions.functions import FUNCTIONS
-from bdl_decisions.own import FEW_ROWS
 from bdl_pipe import read_config
 from bdl_pipe.files import write_bytes
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import own_settings
 
 from . import botorch_rules as botorch_rules  # registers its rules
 
 OUT: Final = Path("results/decisions/botorch.md")
-_GP: Final = {"method": "gp", "override": dict(FEW_ROWS["gp"])}
+_GP: Final = {"method": "gp", "override": dict(METHODS["gp"].few_rows)}
 AGENTS: Final[Mapping[str, dict[str, Any]]] = {
     "botorch_logei": {"rule": "botorch_logei"},
     "uniform": {"rule": "uniform"},
@@ -35,7 +35,7 @@ AGENTS: Final[Mapping[str, dict[str, Any]]] = {
     "vbll": {"rule": "thompson", "method": "vbll", "pace": 0.3},
     "ensemble_ei": {"rule": "expected_improvement", "method": "ensemble", "pace": 0.1},
 }
-_VBLL: Final = {"method": "vbll", "updates": True, "override": dict(FEW_ROWS["vbll"])}
+_VBLL: Final = {"method": "vbll", "updates": True, "override": dict(METHODS["vbll"].few_rows)}
 FEW: Final[Mapping[str, dict[str, Any]]] = {
     "uniform": {"rule": "uniform"},
     "vbll_few_ei": {"rule": "expected_improvement", **_VBLL},

@@ -16,9 +16,9 @@ import numpy as np
 
 from bdl_decisions.agents import Agent
 from bdl_decisions.functions import FUNCTIONS
-from bdl_decisions.own import FEW_ROWS
 from bdl_pipe import config
 from bdl_pipe.files import write_bytes
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed, own_settings
 
 OUT: Final = Path("results/decisions/few_rows.md")
@@ -31,12 +31,12 @@ SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
     "learned noise, all steps": {"method": "vbll", "pace": 0.3, "override": _LEARNED},
     "and the exact posterior": {"method": "vbll", "pace": 0.3, "override": _EXACT},
     "and ten times the steps": {"method": "vbll", "pace": 3.0, "override": _EXACT},
-    "`FEW_ROWS`": {"method": "vbll", "override": FEW_ROWS["vbll"]},
-    "`FEW_ROWS` with the prior variance 1": {
+    "`few_rows`": {"method": "vbll", "override": METHODS["vbll"].few_rows},
+    "`few_rows` with the prior variance 1": {
         "method": "vbll",
-        "override": config.merge(FEW_ROWS["vbll"], {"layer": {"prior_variance": 1.0}}),
+        "override": config.merge(METHODS["vbll"].few_rows, {"layer": {"prior_variance": 1.0}}),
     },
-    "`gp` with `FEW_ROWS`": {"method": "gp", "override": FEW_ROWS["gp"]},
+    "`gp` with `few_rows`": {"method": "gp", "override": METHODS["gp"].few_rows},
 }
 
 

@@ -143,11 +143,6 @@ def log_expected_improvement(
     """
     sigma = deviation.double()
     z = (mean.double() - best) / sigma
-    return torch.logsumexp(sigma.log() + _log_h(z), 0) - math.log(len(mean))
-
-
-def _log_h(z: Tensor) -> Tensor:
-    """Return log(φ(z) + zΦ(z)) in float64; below −1 it is log φ(z) + log(1 + z Φ(z)/φ(z))."""
     high = z.clamp_min(-1.0)
     above = (torch.exp(-0.5 * high.square()) / math.sqrt(2 * math.pi) + high * torch.special.ndtr(high)).log()
     low = z.clamp(-1e3, -1.0)
@@ -155,7 +150,7 @@ def _log_h(z: Tensor) -> Tensor:
     middle = torch.log1p(low * ratio)
     far = -2 * z.clamp_max(-1e3).neg().log()
     tail = torch.where(z < -1e3, far, middle) - 0.5 * z.square() - 0.5 * math.log(2 * math.pi)
-    return torch.where(z > -1, above, tail)
+    return torch.logsumexp(sigma.log() + torch.where(z > -1, above, tail), 0) - math.log(len(mean))
 
 
 def log_softplus(u: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ same bits. Until there are enough rows for a fit, and while their values or inpu
 import json
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, final
 
@@ -22,6 +22,7 @@ from numpy.typing import ArrayLike
 from bdl_pipe.data.raw import FEWEST_ROWS
 from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, require
 from bdl_pipe.files import write_bytes
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
 from .agents import Agent
@@ -31,19 +32,6 @@ from .optimisation import candidates
 from .question import Question
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
-FEW_ROWS: Final[Mapping[str, Mapping[str, Any]]] = {  # fits to a few evaluations without noise; see docs/decisions.md
-    "gp": {"ard": True, "steps": 200, "optimiser": "lbfgs"},
-    "vbll": {
-        "network": {"name": "mlp", "hidden": [64, 64], "activation": "elu", "frequencies": []},
-        "training": {
-            "epochs": 500,
-            "optimiser": {"lr": 3e-3, "weight_decay": 1e-4},
-            "early_stopping": None,
-            "noise": "learned",
-        },
-        "layer": {"prior_variance": 10.0, "wishart_scale": 1e-3, "posterior": "exact"},
-    },
-}
 
 
 def _numbers(name: str, values: ArrayLike) -> np.ndarray:
@@ -122,7 +110,8 @@ class Maximise(Decider):
     Args:
         bounds: the least and the largest value of each input. Use the logarithm of an input that spans decades.
         start: the number of random inputs before the first fit.
-        agent: see :class:`Decider`. Without ``override``, ``gp`` and ``vbll`` have the settings of ``FEW_ROWS``.
+        agent: see :class:`Decider`. Without ``override``, a method has its settings for few rows, as ``gp`` and
+            ``vbll`` do (see ``docs/decisions.md``).
 
     Attributes:
         rows, values: all evaluations so far, in their order: float64 [row, column] and [row].
@@ -141,8 +130,8 @@ class Maximise(Decider):
         seed: int = 0,
         **agent: Any,
     ) -> None:
-        few = {"override": FEW_ROWS[method]} if method in FEW_ROWS else {}
-        super().__init__(method, rule, seed, **few | agent)
+        few_rows = METHODS[method].few_rows if method in METHODS else {}
+        super().__init__(method, rule, seed, **{"override": dict(few_rows)} | agent)
         self._settings |= {"start": start}
         box = np.asarray(bounds, np.float64)
         good = box.ndim == 2 and box.shape[1:] == (2,) and len(box) > 0

@@ -206,7 +206,6 @@ def _by_group(
 
 
 def _place(scores: Sequence[Tensor], level: float) -> tuple[int, int]:
-    """Return the number of scores, and the rank of the threshold among them."""
     count = sum(map(len, scores))
     place, what = rank(count, level), "rows" if len(scores) > 1 else "calibration rows"
     require(place <= count, "level", f"must be at most {count / (count + 1):.4g} with {count} {what}", level)

@@ -61,7 +61,6 @@ class Mixture(Continuous):
         return Mixture([part.rescale(shift, scale) for part in self.parts], self.shares)
 
     def _expected(self, values: Sequence[Tensor]) -> Tensor:
-        """Return Σ_k share_k values_k."""
         return torch.stack([share * value for share, value in zip(self.shares, values, strict=True)]).sum(0)
 
 
@@ -111,7 +110,6 @@ class Exponential(Continuous):
         return self._own_units(self.base.draw_log_prob, targets)
 
     def _own_units(self, log_density: Callable[[Tensor], Tensor], targets: Tensor) -> Tensor:
-        """Return the log density of the targets, given the log density of their logarithms."""
         logs = targets.log()
         return torch.where((targets > 0).all(-1), log_density(logs) - logs.sum(-1), -torch.inf)
 

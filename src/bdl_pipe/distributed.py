@@ -99,7 +99,6 @@ def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
 
 
 def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    """Group tensors by dtype and device, in a fixed order."""
     buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)

@@ -92,7 +92,6 @@ class Drawing:
         return float(self.figure.get_size_inches()[0])
 
     def _repr_html_(self) -> str:
-        """Show the figure in a notebook."""
         return self.svg("figure")
 
     @styled

@@ -25,6 +25,10 @@ class Fit(Protocol):
     ``config`` is the method's config; ``inputs`` are the states of the artifacts that the fit needs; ``rng`` is the
     address of this seed. A student's state is a posterior's (``config["posterior"]`` names its class in
     ``registry.POSTERIORS``).
+
+    Raises:
+        UserError: the data, the inputs or the config do not suit the method; a fit's docstring names its own rules.
+        Diverged: a loss, a weight or an image became NaN or infinite.
     """
 
     def __call__(self, data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report: Report) -> State: ...
@@ -242,6 +246,7 @@ class Method:
 
     Attributes:
         name: the method's key under ``methods`` in params.yaml, and its name in tables.
+        family: figures show the methods of a family in shades of one colour; empty for a method without relatives.
         config: the frozen dataclass of the section ``methods.<name>``.
         tasks: the tasks that the method supports.
         stages: stage kind -> the method's stage of this kind.
@@ -249,6 +254,7 @@ class Method:
             (an integer on a log scale).
         settings: the hyperparameters that do not follow from a data set's size, for fits without a params file. With
             ``default`` they and its ``override`` are the whole section; params.yaml has the same values.
+        few_rows: the hyperparameters that differ for a few evaluations without noise (``bdl_decisions.Maximise``).
         default: the settings of its run in a comparison. Comparisons omit a method with None.
         upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
             among all methods.
@@ -273,6 +279,7 @@ class Method:
     stages: Mapping[Kind, StageSpec]
     search: Mapping[str, tuple[float, float, Literal["log", "linear", "integer"]]] = field(default_factory=dict)
     settings: Section = field(default_factory=dict)
+    few_rows: Section = field(default_factory=dict)
     default: Default | None = None
     upstream: Mapping[str, Upstream] = field(default_factory=dict)
     from_model: FromModel | None = None
@@ -284,3 +291,4 @@ class Method:
     program: bool = False
     weighs_rows: bool = False
     ignores_inputs: bool = False
+    family: str = ""

@@ -219,14 +219,18 @@ class Continuous(Predictive):
         return torch.tensor(ended, device=device).reshape(shape)
 
 
-@final
-class Gaussian(Continuous):
-    """An equally weighted mixture of S Gaussians for each output; outputs are independent given a draw."""
+class Draws(Continuous):
+    """An equally weighted mixture of S distributions for each output; outputs are independent given a draw.
 
-    def __init__(
-        self, draw_mean: Float[Tensor, "draw batch output"], draw_variance: Float[Tensor, "draw batch output"]
-    ) -> None:
-        self.draw_mean, self.draw_variance = torch.broadcast_tensors(draw_mean, draw_variance)
+    Attributes:
+        draw_mean, draw_variance: the mean and the variance of each draw.
+    """
+
+    draw_mean: Float[Tensor, "draw batch output"]
+    draw_variance: Float[Tensor, "draw batch output"]
+
+    @abstractmethod
+    def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]: ...
 
     @property
     def mean(self) -> Float[Tensor, "batch output"]:
@@ -235,19 +239,11 @@ class Gaussian(Continuous):
     @property
     def variance(self) -> Float[Tensor, "batch output"]:
         """Return E[Var] + Var[E], the mixture's variance (the population form over draws)."""
-        return self.draw_variance.mean(0) + self.draw_mean.var(0, correction=0)
+        return self.draw_variance.mean(0) + self.epistemic_variance
 
     @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
         return self.draw_mean.var(0, correction=0)
-
-    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
-        mean, sd = self.draw_mean.double(), self.draw_variance.double().sqrt()
-        return torch.special.ndtr((values - mean) / sd).mean(0)
-
-    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
-        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's quantile lies between these
-        return each.amin(0), each.amax(0)
 
     @property
     def reach(self) -> tuple[Tensor, Tensor]:
@@ -256,6 +252,24 @@ class Gaussian(Continuous):
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         return mixture(self.draw_log_prob(targets))
+
+
+@final
+class Gaussian(Draws):
+    """An equally weighted mixture of S Gaussians for each output; outputs are independent given a draw."""
+
+    def __init__(
+        self, draw_mean: Float[Tensor, "draw batch output"], draw_variance: Float[Tensor, "draw batch output"]
+    ) -> None:
+        self.draw_mean, self.draw_variance = torch.broadcast_tensors(draw_mean, draw_variance)
+
+    def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        mean, sd = self.draw_mean.double(), self.draw_variance.double().sqrt()
+        return torch.special.ndtr((values - mean) / sd).mean(0)
+
+    def bracket(self, level: float) -> tuple[Tensor, Tensor]:
+        each = gaussian_quantile(self.draw_mean, self.draw_variance, level)  # the mixture's quantile lies between these
+        return each.amin(0), each.amax(0)
 
     def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
         squared = (targets - self.draw_mean) ** 2 / self.draw_variance

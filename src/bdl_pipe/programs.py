@@ -128,7 +128,6 @@ def difference(program: Callable[[Inputs], Any], inputs: Inputs, meant: tuple[Te
 
 
 def _each(inputs: Inputs, of: Callable[[Tensor], Any]) -> Any:
-    """Return the result of a function for a tensor, or for each of the named tensors."""
     return of(inputs) if isinstance(inputs, Tensor) else {name: of(values) for name, values in inputs.items()}
 
 
@@ -224,7 +223,6 @@ def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.Exp
 
 
 def _constant(node: torch.fx.Node) -> bool:
-    """Return whether a value of the graph is independent of the inputs."""
     return node.op != "placeholder" and all(map(_constant, node.all_input_nodes))
 
 

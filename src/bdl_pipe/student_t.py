@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .predictive import Continuous, Gaussian, mixture
+from .predictive import Draws, Gaussian
 
 _NODES: Final = 16  # Gaussians that stand for each Student t of a logarithm
 _LEAST_DEGREES: Final = 3.0  # of a network's Student t: its standard deviation is at most √3 times its scale
@@ -25,7 +25,7 @@ def free_of(degrees: Tensor) -> Tensor:
 
 
 @final
-class StudentT(Continuous):
+class StudentT(Draws):
     """An equally weighted mixture of S Student ts for each output; outputs are independent given a draw.
 
     Attributes:
@@ -43,27 +43,7 @@ class StudentT(Continuous):
     ) -> None:
         self.draw_mean, self.squared_scale = draw_mean, squared_scale
         self.degrees = torch.as_tensor(degrees, dtype=None if isinstance(degrees, Tensor) else torch.float64)
-
-    @property
-    def draw_variance(self) -> Float[Tensor, "draw batch output"]:
-        ratio = torch.where(self.degrees > 2, self.degrees / (self.degrees - 2), torch.inf)
-        return self.squared_scale * ratio
-
-    @property
-    def mean(self) -> Float[Tensor, "batch output"]:
-        return self.draw_mean.mean(0)
-
-    @property
-    def variance(self) -> Float[Tensor, "batch output"]:
-        """Return E[Var] + Var[E], as for a mixture of Gaussians."""
-        return self.draw_variance.mean(0) + self.epistemic_variance
-
-    @property
-    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        return self.draw_mean.var(0, correction=0)
-
-    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
-        return mixture(self.draw_log_prob(targets))
+        self.draw_variance = torch.where(self.degrees > 2, self.degrees / (self.degrees - 2), torch.inf) * squared_scale
 
     def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
         degrees, wide = self.degrees, self.degrees.double()
@@ -87,11 +67,6 @@ class StudentT(Continuous):
         standard = torch.as_tensor(stdtrit(self.degrees.double().numpy(force=True), level))
         each = self.draw_mean.double() + standard.to(self.draw_mean.device) * self.squared_scale.double().sqrt()
         return each.amin(0), each.amax(0)
-
-    @property
-    def reach(self) -> tuple[Tensor, Tensor]:
-        everywhere = torch.full_like(self.mean, torch.inf)
-        return -everywhere, everywhere
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "StudentT":
         mean, squared = self.draw_mean.double(), self.squared_scale.double()

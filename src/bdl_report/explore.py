@@ -148,7 +148,6 @@ def sentences(played: Played) -> list[str]:
 
 
 def _to_chance(played: Played, names: Sequence[str]) -> dict[str, Difference | None]:
-    """Return each agent's difference from uniform choices, for agents that have such a reference."""
     chance = {name: other for name in names if (other := played.chance(name))}
     return {name: played.difference(name, other, len(chance)) for name, other in chance.items()}
 

@@ -203,7 +203,6 @@ def mean_of(results: Sequence[Result], metric: str) -> Estimate | None:
 
 
 def _written_mean(mean: Estimate | None) -> str:
-    """Write a mean with its standard error."""
     if mean is None:
         return "—"
     return f"{mean.mean:.4f}" + (f" ± {mean.error:.4f}" if mean.error is not None else "")

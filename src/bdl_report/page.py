@@ -251,7 +251,6 @@ def markdown(grids: Sequence[Grid]) -> str:
 
 
 def _rendered(sections: Sequence[Section], table: Table) -> list[tuple[Section, str]]:
-    """Return the HTML of the sections that have data."""
     found = ((section, section.data(table)) for section in sections)
     return [(section, _html(section, data, table=table)) for section, data in found if data is not None]
 

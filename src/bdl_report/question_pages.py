@@ -102,7 +102,6 @@ def seen(table: Table) -> Drawn:
 
 
 def _drawn(table: Table, name: str) -> dict[str, Any]:
-    """Return run -> its stored table of this name, in the order of the runs."""
     return {run.key: table.drawn[name][run.key] for run in table.runs if run.key in table.drawn[name]}
 
 

@@ -275,10 +275,10 @@ def look(run: RunInfo, runs: Sequence[RunInfo]) -> Look:
 
     The colour depends on the method alone, so that another run changes no colour.
     """
-    families = {name: METHODS.module(name).removeprefix("bdl_pipe.").split(".")[0] for name in METHODS}
+    families = {name: method.family for name, method in METHODS.items()}
     known, family = list(dict.fromkeys(families.values())), families.get(run.method, run.method)
     colours = [known.index(family) if family in known else crc32(family.encode()) % COLOURS]
-    colours += range(len(known), COLOURS) if family == "baselines" else ()  # they have little in common
+    colours += range(len(known), COLOURS) if not family else ()  # methods without a family have little in common
     number = [name for name, of in families.items() if of == family].index(run.method) if family in known else 0
     base = f"var(--m{colours[number % len(colours)] % COLOURS})"
     shades = (base, f"color-mix(in oklab, {base} 55%, var(--ink))", f"color-mix(in oklab, {base} 55%, var(--page))")

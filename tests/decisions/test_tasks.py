@@ -15,9 +15,9 @@ from bdl_decisions.bandits import Bandit, RowsBandit
 from bdl_decisions.beliefs import PosteriorBelief
 from bdl_decisions.functions import FUNCTIONS
 from bdl_decisions.optimisation import Optimisation, Search, TableOptimisation
-from bdl_decisions.own import FEW_ROWS
 from bdl_pipe.config import read
 from bdl_pipe.errors import ArtifactError, ConfigError, DataError, UserError
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
 from tests.case_files import cases_of, loaded
@@ -244,8 +244,11 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
 
 
 def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> None:
+    """A params file names each number that a stage reads, so that a change of a default runs no decision again."""
     agents = read_yaml(Path("params/explore.yaml"))["decisions"]["first-<search>"]["agents"]
-    assert {agents[f"{method}_ei"]["method"]: agents[f"{method}_ei"]["override"] for method in FEW_ROWS} == FEW_ROWS
+    few_rows = {name: method.few_rows for name, method in METHODS.items() if method.few_rows}
+    assert all(Maximise([(0.0, 1.0)], name)._settings["override"] == few_rows[name] for name in few_rows)
+    assert {agent["method"]: agent["override"] for agent in agents.values() if "method" in agent} == few_rows
 
 
 def _labelled(labels: str, rule: str) -> Pool:

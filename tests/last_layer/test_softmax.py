@@ -16,11 +16,11 @@ TRUTH_DRAWS = 100_000
 # (classes, confidence, variance) -> rule -> largest mean total variation allowed over 24 rows; the limits of the two
 # approximations are the errors that a user should expect
 TOLERANCE = {
-    (2, 1.0, 0.3): {"mean_field": 0.02, "laplace_bridge": 0.09, "quadrature": 0.002},
-    (2, 4.0, 8.0): {"mean_field": 0.08, "laplace_bridge": 0.20, "quadrature": 0.002},
-    (10, 1.0, 0.3): {"mean_field": 0.06, "laplace_bridge": 0.45, "quadrature": 0.003},
-    (10, 2.0, 2.0): {"mean_field": 0.17, "laplace_bridge": 0.40, "quadrature": 0.003},
-    (10, 4.0, 8.0): {"mean_field": 0.26, "laplace_bridge": 0.36, "quadrature": 0.003},
+    (2, 1.0, 0.3): {"mean_field": 0.02, "quadrature": 0.002},
+    (2, 4.0, 8.0): {"mean_field": 0.08, "quadrature": 0.002},
+    (10, 1.0, 0.3): {"mean_field": 0.06, "quadrature": 0.003},
+    (10, 2.0, 2.0): {"mean_field": 0.17, "quadrature": 0.003},
+    (10, 4.0, 8.0): {"mean_field": 0.26, "quadrature": 0.003},
 }
 
 
@@ -101,16 +101,6 @@ def test_extreme_logits_give_normalised_probabilities_without_nan(rule: str) -> 
     log_probs = softmax.CLOSED[rule](mean, variance)
     assert not log_probs.isnan().any()
     torch.testing.assert_close(log_probs.exp().sum(-1), torch.ones(1, 3))
-
-
-def test_the_laplace_bridge_equals_its_formula() -> None:
-    mean, variance = problem(4, 1.0, 0.5)
-    for mu, v, log_probs in zip(mean, variance, softmax.laplace_bridge(mean, variance)[0], strict=True):
-        ones, covariance = torch.ones(4).double(), torch.diag(v)
-        mu = mu - covariance @ ones * mu.sum() / (ones @ covariance @ ones)
-        covariance = covariance - torch.outer(covariance @ ones, covariance @ ones) / (ones @ covariance @ ones)
-        alpha = (1 - 2 / 4 + mu.exp() * (-mu).exp().sum() / 16) / covariance.diagonal()
-        torch.testing.assert_close(log_probs.exp(), alpha / alpha.sum(), rtol=1e-10, atol=0)
 
 
 def test_samples_are_softmaxes_of_logits_with_one_normal_number_a_class_for_all_rows() -> None:

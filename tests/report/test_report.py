@@ -6,6 +6,7 @@ import math
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -137,6 +138,13 @@ def test_metrics_json_has_no_costs_and_a_method_has_one_colour_and_dashes_for_ea
     assert tables.gather(built[1][1:4]).looks["fashion_mnist-vbpc-ipc1"] == ipc1, "another run changes a colour"
     known = {run.method: looks[run.key].colour for run in built[1] if run.method in METHODS}
     assert len({*known.values()}) == len(known) == 5
+
+
+def test_the_methods_of_a_family_share_a_colour_and_those_without_one_share_three():
+    runs = {name: SimpleNamespace(method=name, dataset="d", setting="") for name in METHODS}
+    colours = {name: re.findall(r"--m\d", tables.look(run, [run]).colour)[0] for name, run in runs.items()}
+    of_family = {family: {colours[n] for n, m in METHODS.items() if m.family == family} for family in ("", "coresets")}
+    assert {family: len(of) for family, of in of_family.items()} == {"": 3, "coresets": 1}
 
 
 def test_the_page_is_well_formed_self_contained_and_shows_every_run(built):

@@ -124,7 +124,10 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     if data.train.units is None:
-        folds = _folds(targets if classes else np.zeros(len(rows)), config.folds, rng)
+        labels = targets if classes else np.zeros(len(rows))
+        order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
+        folds = np.empty(len(labels), dtype=int)
+        folds[order] = np.arange(len(labels)) % min(config.folds, max(2, len(labels) // 2))
     else:
         folds = units.folds(data.train.units, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
@@ -328,14 +331,6 @@ def _variance(targets: np.ndarray, weights: np.ndarray | None) -> float:
     if weights is None:
         return float(targets.var())
     return student_noise.mean((targets - student_noise.mean(targets, weights)) ** 2, weights)
-
-
-def _folds(labels: np.ndarray, count: int, rng: Seed) -> np.ndarray:
-    """Return the fold of each row, at random but with each class spread evenly over the folds."""
-    order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
-    folds = np.empty(len(labels), dtype=int)
-    folds[order] = np.arange(len(labels)) % min(count, max(2, len(labels) // 2))
-    return folds
 
 
 BOOSTING = Method(

@@ -231,12 +231,7 @@ def derivative_kl(
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: GbllConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """Fit a posterior to each of ``data``; ``inputs`` are not used.
-
-    Raises:
-        DataError: there are too many rows for an exact layer.
-        Diverged: a loss became NaN or infinite.
-    """
+    """Fit a posterior to each of ``data``; ``inputs`` are not used."""
     name, learner = ("ldgbll", Ldgbll) if isinstance(config, LdgbllConfig) else ("gbll", Gbll)
     most = max(len(rows.train) for rows in data)
     training = TrainingConfig(config.epochs, most, config.optimiser, config.early_stopping)

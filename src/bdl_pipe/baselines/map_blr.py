@@ -115,12 +115,7 @@ class PointNetwork(ExactLayerLearner):
 def fit(
     data: Sequence[FitData], inputs: Sequence[Inputs], config: MapBlrConfig, *, rngs: Sequence[Seed], report: Report
 ) -> list[State]:
-    """Fit a posterior to each of ``data``; ``inputs`` are not used.
-
-    Raises:
-        DataError: there are too many rows for an exact layer.
-        Diverged: a loss became NaN or infinite.
-    """
+    """Fit a posterior to each of ``data``; ``inputs`` are not used."""
     return fit_exact_layers("map_blr", PointNetwork, config, config.training, data, rngs=rngs, report=report)
 
 

@@ -129,7 +129,6 @@ class Sngp(Learner):
         return math.sqrt(2 / self.spec.features) * torch.cos(self.trunk(inputs) @ self.frequencies + self.phases)
 
     def _log_variance(self, phi: Float[Tensor, "batch feature"]) -> Float[Tensor, "#batch #one"]:
-        """Return log σ² of rows of regression."""
         return self.log_noise + phi @ self.noise_head if self.spec.noise == "each input" else self.log_noise[None, None]
 
     def _predictive(self, phi: Float[Tensor, "batch feature"], variance: Tensor | None) -> Predictive:

@@ -96,7 +96,6 @@ class SparseGp(Learner):
         return {name for name, _ in self.named_parameters()}
 
     def _latent(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance of f [batch, output]."""
         with processes().dense():
             latent = self.process(inputs.double())
             return latent.mean.T, latent.variance.T
@@ -137,11 +136,7 @@ class SvgpPosterior:
 
 
 def fit(data: FitData, inputs: Inputs, config: SvgpConfig, *, rng: Seed, report: Report) -> State:
-    """Return the posterior given the training rows.
-
-    Raises:
-        Diverged: the loss became NaN or infinite.
-    """
+    """Return the posterior given the training rows."""
 
     def build(data: FitData, rng: Seed) -> SparseGp:
         rows, _ = data.drawn(min(config.inducing, len(data.train)), rng.fold("inducing"))

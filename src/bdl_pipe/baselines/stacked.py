@@ -135,7 +135,6 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
 
     Raises:
         ConfigError: there are no validation rows, or a setting of regression is set for classes.
-        Diverged: the network's loss became NaN or infinite.
     """
     held = data.search or data
     if not len(held.validation):
@@ -164,7 +163,6 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
 
 @torch.no_grad()
 def _share(states: list[State], held: FitData, config: StackedConfig) -> tuple[float, list[float] | None]:
-    """Return TabM's share, and the tails of the trees if TabM has tails, from the validation rows."""
     network, trees = NetworkDraws.from_state(states[0], held.device), BoostingPosterior(states[1], held.device)
     rows = list(held.rows("validation", held.device).batches(_ROWS))
     predicted = [(network.predict(inputs), trees.predict(inputs), targets) for inputs, targets in rows]

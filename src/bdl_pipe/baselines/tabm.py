@@ -167,7 +167,6 @@ def fit(
 
     Raises:
         ConfigError: ``variance_floor`` or ``tails`` is set for classes.
-        Diverged: a loss became NaN or infinite.
     """
     classes, floor = data[0].task == "classification", config.variance_floor
     require(floor is None or not classes, "variance_floor", "must be null: classes have no variance", floor)

@@ -232,6 +232,7 @@ def fit(data: FitData, inputs: Inputs, config: CiberConfig, *, rng: Seed, report
 
 CIBER = Method(
     name="ciber",
+    family="collapsed",
     bayesian=True,
     config=CiberConfig,
     tasks=("classification",),

@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..predictive import GAUSS_LEGENDRE, Continuous, gaussian_quantile, mixture
+from ..predictive import GAUSS_LEGENDRE, Continuous, Draws, gaussian_quantile
 from .integrals.series import Series
 from .output_distributions import Part
 
@@ -32,7 +32,7 @@ _BARYCENTRIC: Final = np.where(np.arange(len(_NODES)) % 2, -1, 1) * np.sqrt((1 -
 _LONGEST: Final = 8.0  # on random trajectories the error was at most 3e-4 below 8, and reached 8e-3 above
 
 
-class CollapsedMixture(Continuous):
+class CollapsedMixture(Draws):
     """A mixture of S equally weighted collapsed samples; outputs are independent given a sample."""
 
     def __init__(self, part: Part, tail: float) -> None:
@@ -41,26 +41,9 @@ class CollapsedMixture(Continuous):
         self.draw_mean, self.draw_variance = part.mean, part.variance
 
     @property
-    def mean(self) -> Float[Tensor, "batch output"]:
-        return self.draw_mean.mean(0)
-
-    @property
-    def variance(self) -> Float[Tensor, "batch output"]:
-        """Return E[Var] + Var[E] over samples (the population form)."""
-        return self.draw_variance.mean(0) + self.epistemic_variance
-
-    @property
-    def epistemic_variance(self) -> Float[Tensor, "batch output"]:
-        """Return the variance of the samples' means, which excludes the variance within the boxes."""
-        return self.draw_mean.var(0, correction=0)
-
-    @property
     def reach(self) -> tuple[Tensor, Tensor]:
         low, high = self.part.reach
         return low.amin(0), high.amax(0)
-
-    def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
-        return mixture(self.draw_log_prob(targets))
 
     def draw_log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, "draw batch"]:
         each = self.part.log_density(targets)  # [draw, batch, output]

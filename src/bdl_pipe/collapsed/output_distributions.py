@@ -97,7 +97,6 @@ class Linear(Part):
 
     @property
     def _wide(self) -> bool:
-        """Return whether there are too many weights for a tree of corners."""
         return self.half_widths.shape[-1] > _TREE
 
     def rescale(self, shift: Tensor, scale: Tensor) -> "Linear":

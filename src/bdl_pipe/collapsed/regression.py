@@ -137,7 +137,6 @@ class CiberLastPosterior(Regression[CiberLastConfig]):
 
     @property
     def _count(self) -> int:
-        """Return the number of collapsed weights of each target's mean."""
         return self.head.weights.shape[-1] if self.config.weights is None else self.config.weights
 
     def drawn(
@@ -169,6 +168,7 @@ DEFAULT: Final = Default(0.5, "iterates", lambda size: {"tail": 0.2}, suits=lamb
 SETTINGS: Final = {"weights": 3, "radius": "variance"}
 CIBER_LAST = Method(
     name="ciber_last",
+    family="collapsed",
     bayesian=True,
     config=CiberLastConfig,
     tasks=("regression",),

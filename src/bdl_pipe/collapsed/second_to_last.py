@@ -11,11 +11,6 @@ The collapsed weights by ``choice``:
 Both include biases, which the paper does not specify. The average over the box is exact for every such choice
 (:mod:`.rectified`). The collapsed weights affect the mean, not the variance (:mod:`.regression`).
 
-With ``last_layer`` the box is of the last two layers jointly (ours; section 7 asks for other layers): a weight W of the
-last layer is uniform, too. If W is another unit's weight or the bias, the mean stays a sum of independent terms,
-w·relu(v) + W·φ, and the average stays exact. The unit's own weight is left out: W·relu(v) has a density with
-logarithms, which is no piecewise polynomial.
-
 Zeng and Van den Broeck 2023, "Collapsed Inference for Bayesian Deep Learning", sections 4 and 6.1.
 """
 
@@ -42,7 +37,7 @@ from .head import Head, trajectory
 from .integrals import few_uniforms
 from .integrals.piecewise import radius
 from .mixture import CollapsedMixture
-from .rectified import Rectified, Unit, of_units
+from .rectified import Unit, of_units
 from .regression import DEFAULT, SETTINGS, LikelihoodConfig, Regression
 
 MOST_OF_LAYER: Final = 3  # two units with two weights each have no closed form
@@ -57,36 +52,15 @@ class CiberSecondConfig(LikelihoodConfig):
             (``variance``, 1 … 3).
         choice: ``input`` collapses weights of one unit for each input, ``variance`` the weights of the layer that vary
             most.
-        last_layer: with ``choice: input``, also collapse one weight of the last layer: for each input the one with the
-            largest range·|input| among the other units' weights and the bias.
     """
 
     weights: int
     choice: Literal["input", "variance"] = field(default="input", metadata=LATER)
-    last_layer: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         most, where = (few_uniforms.MOST, "") if self.choice == "input" else (MOST_OF_LAYER, " by choice: variance")
         require(0 < self.weights <= most, "weights", f"must be 1 … {most}{where}", self.weights)
-        alone = not self.last_layer or self.choice == "input"
-        require(alone, "last_layer", "must be false by choice: variance", self.last_layer)
-
-
-class _Last(NamedTuple):
-    """The collapsed weight of the last layer for each input.
-
-    Attributes:
-        place: the unit whose outgoing weight it is, or the number of units for the bias.
-        taken: the weight's input.
-        shift: the change of the mean from the snapshot's weight to the middle of the weight's range.
-        half_width: half the weight's range times |taken|.
-    """
-
-    place: Tensor  # [batch]
-    taken: Float[Tensor, " batch"]
-    shift: Float[Tensor, " batch"]
-    half_width: Float[Tensor, " batch"]
 
 
 class _Sample(NamedTuple):
@@ -99,7 +73,6 @@ class _Sample(NamedTuple):
         units: each collapsed unit's contribution to the mean over the box.
         base: the mean without the collapsed units.
         radius: the radius of the noise.
-        last: the collapsed weight of the last layer. None without one.
     """
 
     before: Float[Tensor, "batch width"]
@@ -108,7 +81,6 @@ class _Sample(NamedTuple):
     units: list[Unit]
     base: Float[Tensor, " batch"]
     radius: Float[Tensor, " batch"]
-    last: _Last | None = None
 
 
 @final
@@ -142,12 +114,6 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
             Unit(*map(_stacked, zip(*each, strict=True))) for each in zip(*(s.units for s in samples), strict=True)
         ]
         part = of_units(_stacked([s.base for s in samples]), units, _stacked([s.radius for s in samples]))
-        if last := [s.last for s in samples if s.last is not None]:
-            assert isinstance(part, Rectified)
-            shift, half_width = (
-                _stacked([v.double() for v in each]) for each in zip(*(x[2:] for x in last), strict=True)
-            )
-            part = replace(part, base=part.base + shift, beside=half_width)
         return CollapsedMixture(part, self.config.tail)
 
     def drawn(
@@ -163,9 +129,6 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
             shifts = [(drawn[:, unit, c] - past[unit, c]) @ padded[:, c].T for unit, c in self.chosen.items()]
         for unit, active, shift in zip(sample.units, sample.active, shifts, strict=True):
             mean = mean + unit.outgoing * F.relu(active + shift).double()
-        if (last := sample.last) is not None:
-            moved = self.head.draw(draws, rng.fold("last_layer"))[:, 0] - self.head.weights[number, 0]
-            mean = mean + (moved[:, last.place] * last.taken).double()
         return mean[..., None], sample.radius[:, None]
 
     def _sample(self, number: int, weights: dict[str, Tensor], inputs: Tensor) -> _Sample:
@@ -174,16 +137,13 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
         before = self._before.call(names, inputs)
         layer = self.layer.weights[number]
         active = F.linear(before, layer[:, :-1], layer[:, -1])  # [batch, unit]
-        hidden, last = F.relu(active), None
-        mean, sd = self.outputs(weights, hidden)
+        mean, sd = self.outputs(weights, F.relu(active))
         outgoing = self.head.weights[number, 0, :-1]
         if self.chosen is None:  # the unit with the widest effect on the mean, for each input
             collapsed = self.layer.collapse(number, before, self.config.weights)
             centre, spread = active + collapsed.shift, collapsed.half_widths.sum(-1)
             at = (outgoing.abs() * (F.relu(centre + spread) - F.relu(centre - spread))).argmax(-1)
             units = [(at, _of_unit(collapsed.shift, at), _of_unit(collapsed.half_widths, at))]
-            if self.config.last_layer:
-                last = self._last_weight(number, F.pad(hidden, (0, 1), value=1.0), at)
         else:  # the same units for all inputs
             features, units = F.pad(before, (0, 1), value=1.0), []
             for unit, columns in self.chosen.items():
@@ -193,7 +153,7 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
                 at = torch.full((len(before),), unit, device=before.device)
                 units.append((at, taken @ offset, taken.abs() * ((high - low) / 2)))
         base, noise = mean[:, 0], radius(sd[:, 0], self.config.radius)
-        sample = _Sample(before, [], [], [], base, noise, last)
+        sample = _Sample(before, [], [], [], base, noise)
         for at, shift, half_widths in units:
             passed, w = _of_unit(active, at), outgoing[at].double()
             base = base - w * F.relu(passed).double()
@@ -201,16 +161,6 @@ class CiberSecondPosterior(Regression[CiberSecondConfig]):
             sample.numbers.append(at)
             sample.units.append(Unit(w, (passed + shift).double(), half_widths.double()))
         return sample._replace(base=base)
-
-    def _last_weight(self, number: int, taken: Float[Tensor, "batch input"], besides: Tensor) -> _Last:
-        """Return the last layer's weight with the largest range·|input|, but for the units ``besides`` [batch]."""
-        head = self.head.weights[:, 0]
-        low, high = head.amin(0), head.amax(0)
-        half_widths = taken.abs() * ((high - low) / 2)
-        place = half_widths.scatter(-1, besides[:, None], -1.0).argmax(-1)
-        offset = ((low - head[number]) + (high - head[number])) / 2  # 0 if the snapshots are equal
-        taken = _of_unit(taken, place)
-        return _Last(place, taken, offset[place] * taken, _of_unit(half_widths, place))
 
 
 def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> dict[int, list[int]]:
@@ -226,12 +176,10 @@ def most_varied(weights: Float[Tensor, "snapshot unit input"], count: int) -> di
 
 
 def _of_unit(values: Float[Tensor, "batch unit ..."], unit: Tensor) -> Float[Tensor, "batch ..."]:
-    """Return the values of each input's unit."""
     return values[torch.arange(len(unit), device=values.device), unit]
 
 
 def _stacked(values: Sequence[Tensor]) -> Float[Tensor, "draw batch output ..."]:
-    """Stack the snapshots' values for one output."""
     return torch.stack(list(values))[:, :, None]
 
 
@@ -260,6 +208,7 @@ def fit_second(data: FitData, inputs: Inputs, config: CiberSecondConfig, *, rng:
 
 CIBER_SECOND = Method(
     name="ciber_second",
+    family="collapsed",
     bayesian=True,
     config=CiberSecondConfig,
     tasks=("regression",),

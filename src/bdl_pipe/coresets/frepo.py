@@ -89,6 +89,7 @@ class _RidgeLoss(PoolSurrogate):
 
 FREPO = Method(
     name="frepo",
+    family="coresets",
     config=FrepoConfig,
     tasks=("classification",),
     stages={"coreset": distilled_stage("frepo", _RidgeLoss.of_fit, "coreset")},

@@ -48,6 +48,7 @@ def select(data: FitData, inputs: Inputs, config: RandomCoresetConfig, *, rng: S
 
 RANDOM_CORESET = Method(
     name="random_coreset",
+    family="coresets",
     bayesian=True,
     config=RandomCoresetConfig,
     tasks=("classification",),

@@ -204,7 +204,6 @@ class Distillation(Objective):
 
 
 def _likelihood(data: FitData) -> Likelihood:
-    """Return a student's likelihood: softmax for classes, mean and log-variance for Gaussian noise."""
     return "categorical" if data.task == "classification" else "gaussian_head"
 
 
@@ -258,6 +257,7 @@ def default(size: Size) -> Section:
 
 DARK_KNOWLEDGE = Method(
     name="dark_knowledge",
+    family="dark_knowledge",
     bayesian=True,
     config=DarkKnowledgeConfig,
     tasks=("classification", "regression"),

@@ -65,7 +65,6 @@ def fit(
         ConfigError: a full covariance is over too many weights, the trajectory has another network, or
             :func:`validate_sources` fails.
         UserError: the posterior to prune is already pruned.
-        Diverged: a loss became NaN or infinite.
     """
     if config.prune is None and not any(sources.get("student") for sources in inputs):
         return RandomWeightsPosterior.fit(data, inputs, config, rngs=rngs, report=report)
@@ -148,6 +147,7 @@ def _method(kind: Kind, cost: float = 0.0, weights: Section | None = None, setti
 
     return Method(
         name=kind,
+        family="inducing",
         bayesian=True,
         config=RandomConfig,
         tasks=("classification", "regression"),

@@ -229,7 +229,6 @@ class Bayesian(nn.Module):
         return shapes if self.shared is None else shapes | {_SHARED: self.shared.weights.shapes()}
 
     def _fresh(self, inputs: Tensor) -> Noise:
-        """Return the noise of the next call."""
         generator = self._rng.fold("call", self._calls).generator(self.device)
         self._calls += 1
         local = inputs if self.training and self.draws_outputs else None

@@ -144,7 +144,6 @@ def block_log_densities(
 
 
 def _inverse(root: Blocks) -> Blocks:
-    """Return (LLᵀ)⁻¹."""
     identity = torch.eye(root.shape[-1]).to(root)
     inner = torch.linalg.solve_triangular(root, identity.expand_as(root), upper=False)
     return inner.mT @ inner

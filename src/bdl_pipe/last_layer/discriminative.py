@@ -48,7 +48,7 @@ class Discriminative(LastLayer):
     """A last layer for ``num_classes`` classes; see :class:`LastLayer` for the other arguments.
 
     Args:
-        predictive: how E[softmax] is approximated: "mean_field" (as cheap as one softmax), "laplace_bridge",
+        predictive: how E[softmax] is approximated: "mean_field" (as cheap as one softmax),
             "quadrature" (accurate, 4,096 exponentials per logit) or "sampled".
         draws: the number of logits that "sampled" draws for each row.
         bound: the bound of E log Σ exp in the loss: "jensen" (the paper's), "tilted" (tighter) or "bouchard".
@@ -197,26 +197,6 @@ def mean_field(
     return predictive.mean_field(mean, variance)[None]
 
 
-def laplace_bridge(
-    mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
-) -> Float[Tensor, "1 batch class"]:
-    """Return the mean of the Dirichlet whose softmax-basis Laplace approximation is N(μ, diag v).
-
-    α_k = (1 − 2/K + e^{μ_k} Σ_l e^{−μ_l} / K²) / v_k, after conditioning on Σ_k z_k = 0, which
-    turns diag v into diag v − vvᵀ/Σv (Hobbhahn, Kristiadi and Hennig 2022, section 3).
-
-    Unequal variances distort the mean, since α_k is proportional to 1/v_k: with ten classes its total variation from
-    the exact value was 0.32–0.41 in the tests, and 0.05–0.23 for ``mean_field``.
-    """
-    classes = mean.shape[-1]
-    share = variance / variance.sum(-1, keepdim=True)
-    centred = mean - share * mean.sum(-1, keepdim=True)
-    log_exponential = centred + torch.logsumexp(-centred, -1, keepdim=True) - 2 * math.log(classes)
-    floor = torch.full_like(mean, 1 - 2 / classes).log()  # −∞ for two classes
-    log_alpha = torch.logaddexp(floor, log_exponential) - (variance * (1 - share)).log()
-    return F.log_softmax(log_alpha, dim=-1)[None]
-
-
 def quadrature(
     mean: Float[Tensor, "batch class"], variance: Float[Tensor, "batch class"]
 ) -> Float[Tensor, "1 batch class"]:
@@ -250,6 +230,5 @@ def _log_shares(mean: Tensor, deviation: Tensor) -> Tensor:
 
 CLOSED: Final[dict[str, Callable[[Tensor, Tensor], Tensor]]] = {
     "mean_field": mean_field,
-    "laplace_bridge": laplace_bridge,
     "quadrature": quadrature,
 }

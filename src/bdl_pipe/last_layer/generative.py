@@ -154,7 +154,6 @@ class Generative(nn.Module):
         return prior + self._log_densities(features)
 
     def _log_densities(self, features: Tensor) -> Float[Tensor, "batch class"]:
-        """Return log N(φ | μ[k], Σ + S[k])."""
         return log_densities(features, self.mean, self.noise_variance + torch.exp(2 * self.log_std))
 
     def _fit(self, offset: Float[Tensor, "batch feature"]) -> tuple[Float[Tensor, " batch"], Float[Tensor, " class"]]:
@@ -276,7 +275,6 @@ class Generative(nn.Module):
         return density - self._prior_density(features) if normalised else density
 
     def _prior_density(self, features: Tensor) -> Float[Tensor, " batch"]:
-        """Return log N(φ | 0, sI + Σ)."""
         return prior_density(features, self.feature_prior_variance)
 
     def _checked(self, batches: Iterable[tuple[Tensor, ...]]) -> Iterator[tuple[Tensor, ...]]:

@@ -169,7 +169,6 @@ class LastLayer(nn.Module, ABC):
     def _loss(
         self, features: Tensor, targets: Tensor, num_train: Count, kl_weight: float, weights: Tensor | None
     ) -> Tensor:
-        """Return :meth:`loss` for arguments that are checked and cast."""
         form = self.covariance()  # shared by bound and KL
         bound = self._mean_bound(features, targets, form, weights)
         return -(bound + (self.log_noise_prior() - kl_weight * self._kl(form)) / num_train)

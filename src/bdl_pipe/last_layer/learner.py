@@ -145,7 +145,6 @@ class LastLayerLearner(WeightedLearner):
 
     @property
     def _random(self) -> MeanField | None:
-        """Return the Gaussian part of the features; None for point features."""
         return self.trunk if isinstance(self.trunk, MeanField) else self.linear
 
     def forward(self, inputs: Tensor, targets: Tensor, num_train: int, noise: dict[str, Tensor]) -> Tensor:
@@ -184,7 +183,6 @@ class LastLayerLearner(WeightedLearner):
 
     @property
     def _draws(self) -> int:
-        """Return the number of draws of the features in a prediction."""
         return self.spec.features.draws if self.spec.features else 1
 
     def functions(self, inputs: Float[Tensor, "group row ..."], *, rng: Seed) -> GaussianFunctions:

@@ -273,6 +273,7 @@ def _method(
     default: Default | None = None,
     *,
     online: bool = False,
+    few_rows: Section | None = None,
     **layer: object,
 ) -> Method:
     search = {
@@ -290,12 +291,14 @@ def _method(
 
     return Method(
         name=name,
+        family="last_layer",
         bayesian=True,
         config=config,
         tasks=tasks,
         stages={"student": LastLayerPosterior.stage()},
         search=search,  # type: ignore[arg-type]
         settings={"layer": {**_LAYER, **layer}} if default else {},
+        few_rows=few_rows or {},
         online=tasks if online else (),
         program=default is not None,
         weighs_rows=True,
@@ -306,7 +309,17 @@ def _method(
 
 _DENSE: Final[Section] = {"covariance": "dense", "rank": None, "wishart_scale": 20.0}
 _REGRESSION: Final = Default(1.6, override=lambda s: {**_default(s), "layer": {"wishart_scale": 1.0, **s.noise_of}})
-VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, online=True, **_DENSE)
+_FEW_ROWS: Final[Section] = {
+    "network": {"name": "mlp", "hidden": [64, 64], "activation": "elu", "frequencies": []},
+    "training": {
+        "epochs": 500,
+        "optimiser": {"lr": 3e-3, "weight_decay": 1e-4},
+        "early_stopping": None,
+        "noise": "learned",
+    },
+    "layer": {"prior_variance": 10.0, "wishart_scale": 1e-3, "posterior": "exact"},
+}
+VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, online=True, few_rows=_FEW_ROWS, **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
 _DIAGONAL: Final[Section] = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
 D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)

@@ -146,7 +146,6 @@ class DenseLoss(FusedLoss):
     differentiable = 7
 
     def _share_of_logs(self, outputs: int) -> float:
-        """Return 1 + c/T."""
         return 1 + (self.wishart_dof + outputs + 1) / self.num_train
 
     def value(self, *tensors: Tensor) -> tuple[Tensor, ...]:

@@ -9,7 +9,7 @@ from ..networks.covariance import Kind
 from ..training.likelihood import NoiseOf
 from .bounds import Bound
 
-Rule = Literal["sampled", "mean_field", "laplace_bridge", "quadrature"]
+Rule = Literal["sampled", "mean_field", "quadrature"]
 PosteriorForm = Literal["variational", "exact"]
 NoisePosterior = Literal["point", "conjugate"]
 

@@ -165,6 +165,5 @@ def _is_linear(layer: nn.Module) -> bool:
 
 
 def _matrix(layer: nn.Module) -> Float[Tensor, "out in"]:
-    """Return the matrix W of a linear layer."""
     weight = cast(Tensor, layer.weight).detach()
     return weight.T if type(layer).__name__ == _TRANSPOSED else weight

@@ -189,7 +189,6 @@ def _without_sigmoid(model: nn.Module, inputs: Tensor | dict[str, Tensor]) -> st
 
 
 def _copied(model: nn.Module, *, may_be_tied: bool) -> nn.Module:
-    """Return a copy on the CPU in float32, in evaluation mode."""
     check(model, may_be_tied=may_be_tied)
     copied: nn.Module = asked(_COPIED, lambda: copy.deepcopy(model))
     return copied.cpu().float().eval()

@@ -237,6 +237,7 @@ def _from_model(fit: ModelFit) -> Section:
 
 SGMCMC = Method(
     name="sgmcmc",
+    family="sgmcmc",
     bayesian=True,
     config=SgmcmcConfig,
     tasks=("classification", "regression"),

@@ -104,7 +104,6 @@ class NetworkChains:
         )
 
     def _density_at(self, step: int) -> Density:
-        """Return the density of all rows, or its estimate from the minibatch of ``step``."""
         return self._whole or self.target.density([batches(step) for batches in self._batches])
 
     def noise_ratio(self, positions: Positions, step: int, batches: int) -> tuple[float, float]:

@@ -202,7 +202,6 @@ class EpochRun(Objective):
         return step_noise | {k: v[position].expand(members, *v.shape[1:]) for k, v in self._scheduled.items()}
 
     def _weights(self, member: int) -> dict[str, Tensor]:
-        """Return a copy of one model's parameters."""
         state = self._members.get(member)
         return {name: state[name] for name in self._members.named}
 

@@ -117,7 +117,6 @@ class LearnerPosterior(Generic[L]):
         Raises:
             ConfigError: the trajectory has another network, ``training.early_stopping`` is set together with a
                 trajectory, or the learner cannot be built on this network.
-            Diverged: a loss became NaN or infinite.
         """
         spec = cls.spec(config, data[0])
 

@@ -210,6 +210,7 @@ def _from_model(fit: ModelFit) -> Section:
 
 KFAC_LAPLACE = Method(
     name="kfac_laplace",
+    family="trajectory",
     bayesian=True,
     config=KfacLaplaceConfig,
     tasks=("classification", "regression"),

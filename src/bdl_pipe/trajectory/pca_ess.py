@@ -114,7 +114,6 @@ def sample(
 
 
 def _uniform(generator: torch.Generator) -> float:
-    """Return a number in [0, 1)."""
     return torch.rand((), generator=generator, dtype=torch.float64).item()
 
 
@@ -136,6 +135,7 @@ def fit(data: FitData, inputs: Inputs, config: PcaEssConfig, *, rng: Seed, repor
 _SETTINGS: Final[Section] = {"prior_variance": 1.0, "burn_in": 5, "every": 3, **BATCH_NORM}
 PCA_ESS = Method(
     name="pca_ess",
+    family="trajectory",
     bayesian=True,
     config=PcaEssConfig,
     tasks=("classification", "regression"),

@@ -116,7 +116,6 @@ def fit(data: FitData, inputs: Inputs, config: PcaViConfig, *, rng: Seed, report
 
     Raises:
         ConfigError: the dimension is larger than the number of snapshots minus one.
-        Diverged: the bound became NaN or infinite.
     """
     target = Target(data, inputs, config, "pca_vi", rng)
     bound = Bound(target, config, rng)
@@ -141,6 +140,7 @@ _SETTINGS: Final[Section] = {
 }
 PCA_VI = Method(
     name="pca_vi",
+    family="trajectory",
     bayesian=True,
     config=PcaViConfig,
     tasks=("classification", "regression"),

@@ -66,19 +66,10 @@ def fit(data: FitData, inputs: Inputs, config: PretrainedConfig, *, rng: Seed, r
 
     Raises:
         ConfigError: the weights do not fit the network, or their outputs do not fit the data.
-        DataError: the file cannot be read.
     """
     classes = data.task == "classification"
     spec = NetworkSpec(config.network, data.input_shape, data.outputs, "categorical" if classes else "gaussian_head")
     network = spec.build(Seed(0))
-    saved, wrappers = _unwrapped(network, _read(config))
-    state = begun(network, spec, _named(network, saved, config.weights), data, config.targets, config.weights)
-    report(1, 1, {"loss": state.config["loss"]})
-    return State(state.tensors, state.config | {"taken_off": wrappers}) if wrappers else state
-
-
-def _read(config: PretrainedConfig) -> Weights:
-    """Read a ``state_dict`` without executing anything in the file."""
     path = Path(config.weights)
     try:
         blob = path.read_bytes()
@@ -106,7 +97,10 @@ def _read(config: PretrainedConfig) -> Weights:
         elif "pointer" in kind or "web page" in kind:
             reason = f"it {kind}"
         raise DataError(f"{path}: must be safetensors or a state_dict of torch.save: {reason}") from None
-    return {str(name): value for name, value in _state_dict(loaded, path).items()}
+    saved, wrappers = _unwrapped(network, {str(name): value for name, value in _state_dict(loaded, path).items()})
+    state = begun(network, spec, _named(network, saved, config.weights), data, config.targets, config.weights)
+    report(1, 1, {"loss": state.config["loss"]})
+    return State(state.tensors, state.config | {"taken_off": wrappers}) if wrappers else state
 
 
 def _state_dict(loaded: object, path: Path) -> Mapping[Any, Tensor]:
@@ -199,6 +193,7 @@ def _few(names: list[str], shown: int = 3) -> str:
 
 PRETRAINED = Method(
     name="pretrained",
+    family="trajectory",
     config=PretrainedConfig,
     tasks=("classification", "regression"),
     stages={"trajectory": StageSpec(fit, random=False, in_driver=True, summarise=_summarise)},

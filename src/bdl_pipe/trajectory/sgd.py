@@ -161,7 +161,6 @@ def fit(
         ConfigError: augmentation is set for rows that are not images, ``variance_floor`` is set for classes, an epoch
             has more parts than steps, the input trajectory has another network, variance or tails, or early stopping is
             set with an input trajectory, which was trained on the validation rows.
-        Diverged: a loss became NaN or infinite.
     """
     images = len(data[0].input_shape) == 3
     fits = images or config.augmentation is None
@@ -222,6 +221,7 @@ def default_iterates(size: Size) -> Section:
 
 SGD = Method(
     name="sgd",
+    family="trajectory",
     config=SgdConfig,
     tasks=("classification", "regression"),
     stages={

@@ -53,6 +53,7 @@ def fit(data: FitData, inputs: Inputs, config: SwaConfig, *, rng: Seed, report: 
 
 SWA = Method(
     name="swa",
+    family="trajectory",
     config=SwaConfig,
     tasks=("classification", "regression"),
     stages={"student": StageSpec(fit, needs={"trajectory": "one_to_one"}, random=False)},

@@ -161,7 +161,6 @@ def _drawn(trajectory: State, data: FitData, config: SwagConfig, method: str, *,
 
 
 def _default(draws: int, size: Size) -> Section:
-    """Return the hyperparameters of a comparison's run."""
     return {"rank": min(10, default_iterates(size)["snapshots"] - 1), "draws": draws}
 
 
@@ -172,6 +171,7 @@ def _from_model(fit: ModelFit) -> Section:
 
 SWAG = Method(
     name="swag",
+    family="trajectory",
     bayesian=True,
     config=SwagConfig,
     tasks=("classification", "regression"),

@@ -256,7 +256,6 @@ def over_folds(table: PaperTable, dataset: str, runs: Iterable[Ours]) -> list[Ou
 
 
 def _joined(runs: Sequence[Ours]) -> Ours:
-    """Return one run whose split i is run i; its key names all runs."""
     tables = []
     for i, run in enumerate(runs):
         assert run.scores is not None

@@ -152,7 +152,7 @@ def _orders(comparison: Comparison) -> tuple[list[str], list[str]]:
         title, clear = f"{comparison.table.title(metric)} ({setting})", order.clear
         tau = "" if order.tau is None else f" (Kendall's τ-b {order.tau:.2f})"
         text = f"{title}: {len(order.same)} of {len(order.pairs)} pairs of methods in the paper's order{tau}"
-        text += f"; of {len(clear.pairs)} that both sides tell apart {len(clear.same)}"
+        text += f"; of {len(clear.pairs)} that are distinguishable on both sides {len(clear.same)}"
         for baseline in baselines:
             if signs := order.against(baseline).pairs:
                 right = sum(pair.same for pair in signs)
@@ -163,8 +163,8 @@ def _orders(comparison: Comparison) -> tuple[list[str], list[str]]:
     if not agrees:
         return [(none := "nothing is judged: no two methods of one setting have figures on both sides")], [none]
     agrees.append(
-        f"A side tells two methods apart if they differ by more than {CLEAR:g} combined standard errors (of means "
-        "taken as independent); a figure without an error cannot be told apart from another. Figures that are equal "
-        "on a side are in no order. Only methods of one printed setting are compared"
+        f"Two methods are distinguishable on a side if they differ by more than {CLEAR:g} combined standard errors (of "
+        "means taken as independent); a figure without an error is not distinguishable from another. Figures that are "
+        "equal on a side are in no order. Only methods of one printed setting are compared"
     )
     return agrees, not_so or [_NOTHING]

@@ -69,7 +69,6 @@ def log_expected_softmax(
 
 
 def _grid(reach: float, classes: int) -> int:
-    """Return the points of the grid."""
     return math.ceil((2 * reach + math.log(classes) + 20) / STEP) + 1
 
 

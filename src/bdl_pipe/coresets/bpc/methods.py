@@ -185,6 +185,7 @@ def _method(
     )
     return Method(
         name=name,
+        family="coresets",
         config=config,
         tasks=("classification",),
         stages={"coreset": stage},

@@ -87,10 +87,6 @@ def fit_chains(data: FitData, inputs: Inputs, config: ChainsConfig, *, rng: Seed
     The fit uses only the data's shape and device, and its validation rows if ``logit_scale`` is ``validation``. A fit
     resumed from ``report.load()`` has the same bits. The state is a ``NetworkDraws`` with the draws of one chain after
     another.
-
-    Raises:
-        ConfigError: :meth:`Coreset.for_fit` fails.
-        Diverged: a chain became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)
@@ -176,6 +172,7 @@ def summarise(states: Sequence[Sequence[State]], data: Sequence[FitData], config
 
 CORESET_SGMCMC = Method(
     name="coreset_sgmcmc",
+    family="coresets",
     bayesian=True,
     config=ChainsConfig,
     tasks=("classification",),

@@ -137,6 +137,7 @@ def scaled(states: Sequence[State], data: FitData, scale: LogitScale) -> tuple[l
 def _method(name: str, config: type[ClosedFormConfig], fit: Fit, network: Section, **more: int) -> Method:
     return Method(
         name=name,
+        family="coresets",
         bayesian=True,
         config=config,
         tasks=("classification",),

@@ -119,10 +119,6 @@ def fit_network(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
 
     The fit uses only the data's shape and device, and its validation rows if ``logit_scale`` is ``validation``. A fit
     resumed from ``report.load()`` has the same bits.
-
-    Raises:
-        ConfigError: :meth:`Coreset.for_fit` fails.
-        Diverged: the loss or the features became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)
@@ -161,6 +157,7 @@ def _method(name: str, config: type, **more: float) -> Method:
     }
     return Method(
         name=name,
+        family="coresets",
         config=config,
         tasks=("classification",),
         stages={"student": StageSpec(fit_network, needs={"coreset": "cyclic"})},

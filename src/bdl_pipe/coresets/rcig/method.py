@@ -167,6 +167,7 @@ class _Implicit(PoolSurrogate):
 
 RCIG = Method(
     name="rcig",
+    family="coresets",
     config=RcigConfig,
     tasks=("classification",),
     stages={"coreset": distilled_stage("rcig", _Implicit.of_fit, "coreset")},

@@ -215,7 +215,6 @@ class _Distillation:
 
         Raises:
             ConfigError: the surrogate cannot be made from the inputs.
-            Diverged: the loss or an image became NaN or infinite.
         """
         outer, start, address = self.descent(config), self._start(data, config, rng), rng.fold("distil")
         loss = self.surrogate(data, inputs, config, start, address)

@@ -137,7 +137,6 @@ class HeadPosterior:
 
 
 def _whitened(factor: Float[Tensor, "m m"], vectors: Float[Tensor, "group row m"]) -> Float[Tensor, "group row m"]:
-    """Return L⁻¹v for each vector v."""
     return torch.linalg.solve_triangular(factor, vectors.flatten(0, 1).T, upper=False).T.unflatten(0, vectors.shape[:2])
 
 

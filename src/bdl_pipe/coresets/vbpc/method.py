@@ -98,6 +98,7 @@ def default(size: Size) -> Section:
 
 VBPC = Method(
     name="vbpc",
+    family="coresets",
     bayesian=True,
     config=VbpcConfig,
     tasks=("classification",),

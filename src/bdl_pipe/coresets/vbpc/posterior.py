@@ -189,10 +189,6 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
 
     Args:
         config: a :class:`HeadConfig` with ``network`` and ``student``.
-
-    Raises:
-        ConfigError: :meth:`Coreset.for_fit` fails.
-        Diverged: the loss or a weight became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     coreset = Coreset.for_fit(stored, data)

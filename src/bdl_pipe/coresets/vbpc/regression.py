@@ -129,7 +129,6 @@ class RegressionLoss(PoolSurrogate):
 
     @torch.no_grad()
     def _mean_square(self) -> float:
-        """Return the mean of ‖φ‖² over the first training rows, for one network of the pool at its start."""
         inputs, _ = self._train.slice(0, _ROWS)
         return float(phi(self._pool.draw(0)[1], inputs).square().sum(1).mean())
 
@@ -169,6 +168,7 @@ def default(size: Size) -> Section:
 
 VBPC_REGRESSION = Method(
     name="vbpc_regression",
+    family="coresets",
     bayesian=True,
     config=VbpcRegressionConfig,
     tasks=("regression",),

@@ -106,7 +106,6 @@ def fit_student(data: FitData, inputs: Inputs, config: Any, *, rng: Seed, report
 
     Raises:
         ConfigError: :meth:`Coreset.for_fit` fails, or the coreset has no scales.
-        Diverged: the loss or a weight became NaN or infinite.
     """
     (stored,) = inputs["coreset"]
     require(SCALES in stored.tensors, "input", f"must be of a coreset of a regression, with {SCALES}")

@@ -47,7 +47,14 @@ def inspect_images(path: Path, size: int | None = None, skip_broken: bool = Fals
         raise DataError(f"{error}; bring all to one size with --size 64") from None
     counts = np.bincount(raw.train.targets, minlength=len(raw.classes))
     classes = {raw.classes[i]: int(counts[i]) for i in np.argsort(-counts, kind="stable")}
-    _require_enough(path, classes)
+    if len(classes) < 2:
+        raise DataError(f"{path}: must have at least 2 classes, got only {', '.join(classes)}")
+    rare = [name for name, count in classes.items() if count < FEWEST_OF_CLASS]
+    if rare:
+        got = f"{len(rare)} with fewer: {brief(', '.join(rare[:_LISTED]))}"
+        raise DataError(f"{path}: must have at least {FEWEST_OF_CLASS} images of each class, got {got}")
+    if sum(classes.values()) < FEWEST:
+        raise DataError(f"{path}: must have at least {FEWEST} images, got {sum(classes.values())}")
     if isinstance(source, Npz) and (unread := unread_arrays(path)):
         remarks.append(f"dropped arrays with names that add does not read: {listed(unread)}")
     remarks += _copies(raw)
@@ -89,7 +96,6 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
 
 
 def _roots(path: Path) -> list[Path]:
-    """List the folders that contain the classes' folders."""
     return parts(path) or [path]
 
 
@@ -115,18 +121,6 @@ def _frames(image: Image.Image) -> int:
         return int(getattr(image, "n_frames", 1))
     except Exception:
         return 2
-
-
-def _require_enough(path: Path, classes: dict[str, int]) -> None:
-    """Raise DataError if there is only one class, a class has few images, or there are few images in total."""
-    if len(classes) < 2:
-        raise DataError(f"{path}: must have at least 2 classes, got only {', '.join(classes)}")
-    rare = [name for name, count in classes.items() if count < FEWEST_OF_CLASS]
-    if rare:
-        got = f"{len(rare)} with fewer: {brief(', '.join(rare[:_LISTED]))}"
-        raise DataError(f"{path}: must have at least {FEWEST_OF_CLASS} images of each class, got {got}")
-    if sum(classes.values()) < FEWEST:
-        raise DataError(f"{path}: must have at least {FEWEST} images, got {sum(classes.values())}")
 
 
 def _copies(raw: Raw) -> list[str]:

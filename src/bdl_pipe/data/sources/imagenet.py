@@ -43,11 +43,7 @@ class TinyImageNet(OfPath):
     task: ClassVar[Task] = "classification"
 
     def read(self) -> Raw:
-        """Read images uint8 [n, 3, 64, 64]; classes are the words of ``words.txt``, in the order of ``wnids.txt``.
-
-        Raises:
-            DataError: a file is missing, unreadable or of another size, or an image has no label.
-        """
+        """Read images uint8 [n, 3, 64, 64]; classes are the words of ``words.txt``, in the order of ``wnids.txt``."""
         with _unpacked(Path(self.path)) as root:
             ids, words = (_text(root, name, self.path) for name in ("wnids.txt", "words.txt"))
             classes = ids.split()
@@ -87,11 +83,7 @@ class ImageWoof(OfPath):
         require(self.side > 0, "side", "must be > 0", self.side)
 
     def read(self) -> Raw:
-        """Read images uint8 [n, 3, side, side]; classes are named after their folders; ``val/`` holds the test rows.
-
-        Raises:
-            DataError: a folder is missing or an image is unreadable.
-        """
+        """Read images uint8 [n, 3, side, side]; classes are named after their folders; ``val/`` holds the test rows."""
         with _unpacked(Path(self.path)) as root:
             names = [[n for n in _images(root, part, self.path) if n.count("/") == 2] for part in ("train", "val")]
             train, test = ({name: name.split("/")[1] for name in part} for part in names)
@@ -123,11 +115,7 @@ class ImageNetNpz(OfPath):
         require(self.side in (8, 16, 32, 64), "side", "must be 8, 16, 32 or 64", self.side)
 
     def read(self) -> Raw:
-        """Read images uint8 [n, 3, side, side]; labels 1 … 1000 become classes 0 … 999.
-
-        Raises:
-            DataError: a file is missing or damaged, or its arrays are of another type or shape.
-        """
+        """Read images uint8 [n, 3, side, side]; labels 1 … 1000 become classes 0 … 999."""
         folder = Path(self.path)
         names = {int(match[1]): p for p in sorted(folder.glob("*.npz")) if (match := _BATCH.fullmatch(p.name))}
         if not names or sorted(names) != list(range(1, len(names) + 1)):
@@ -202,7 +190,6 @@ def _unpack(path: Path, place: str) -> None:
 
 
 def _text(root: Path, name: str, origin: str) -> str:
-    """Read a text file below ``root``."""
     if not (root / name).is_file():
         raise DataError(f"{origin}: must have the file {name}")
     return (root / name).read_text(encoding="utf-8", errors="replace")

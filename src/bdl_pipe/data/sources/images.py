@@ -44,11 +44,7 @@ class ImageFolder(OfPath):
         require(self.size is None or self.size > 0, "size", "must be > 0 or null", self.size)
 
     def read(self) -> Raw:
-        """Read images uint8 [n, channel, height, width]: one channel if every file is grey, else three.
-
-        Raises:
-            DataError: a folder is missing or empty, an image is unreadable or of another size.
-        """
+        """Read images uint8 [n, channel, height, width]: one channel if every file is grey, else three."""
         root = Path(self.path)
         if not root.is_dir():
             actual = "a file, must be a folder with a subfolder of images per class" if root.exists() else "missing"
@@ -84,11 +80,7 @@ class Npz(OfPath):
     task: ClassVar[Task] = "classification"
 
     def read(self) -> Raw:
-        """Read ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; x as in :func:`image_array`.
-
-        Raises:
-            DataError: the file is unreadable, or an array is missing or of the wrong type or shape.
-        """
+        """Read ``x`` and ``y``, or ``x_train``, ``y_train``, ``x_test``, ``y_test``; x as in :func:`image_array`."""
         arrays = open_npz(Path(self.path))
         if "x_train" not in arrays:
             examples, classes = _labelled(arrays, "x", "y", self.path)

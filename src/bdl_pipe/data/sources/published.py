@@ -134,7 +134,6 @@ def read_svhn(folder: Path) -> Raw:
 
 
 def _files(host: str, facts: Mapping[str, tuple[int, str] | tuple[int, str, str]]) -> tuple[File, ...]:
-    """Return the files of a host, given the bytes and hashes of each."""
     return tuple(File(f"{host}/{name}", *of_file) for name, of_file in facts.items())
 
 

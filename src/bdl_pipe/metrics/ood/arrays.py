@@ -192,7 +192,6 @@ def react(
 
 
 def _precision(centred: np.ndarray) -> np.ndarray:
-    """Return the pseudo-inverse of the covariance of centred rows."""
     inverse: np.ndarray = pinvh(centred.T @ centred / len(centred))
     return inverse
 
