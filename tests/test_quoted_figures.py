@@ -7,8 +7,9 @@ in a block that ``python -m website`` writes. So write a setting as code: `` `lr
 
 A part with a figure links to its sources: files below ``results/``, or the code that states the figure. A part without
 such a link has those of the parts above it under the same heading. The source has a number that, rounded to the
-figure's digits, is the figure; signs do not count. The figures of a row without own links are in one line of the
-source. What is computed from stored figures is not stored: quote these figures, or store the result.
+figure's digits, is the figure; signs do not count. A figure and its error (1.2 ± .3) are in one
+line of the source, as are the figures of a row without own links. What is computed from stored figures is not stored:
+quote these figures, or store the result.
 """
 
 import re
@@ -72,13 +73,13 @@ def sources(page: Path, part: str) -> Iterator[Path]:
 
 
 def figures(part: str) -> Iterator[str]:
-    """Yield the figures of a part, without signs and units."""
+    """Yield the figures of a part, without signs and units; an error with its ±."""
     prose = NO_FIGURE.sub(" ", CODE.sub(" ", re.sub(r"\]\([^)]*\)", "]", part)))
     counts = {count.start(group) for count in COUNT.finditer(prose) for group in (1, 2)}
     for number in NUMBER.finditer(prose):
         share = number[0] not in LEVELS and PERCENT.match(prose[number.end() :])
         if "." in number[0] or (number[0] and share) or number.start() in counts:
-            yield number[0].replace(",", "")
+            yield "±" * prose[: number.start()].rstrip().endswith("±") + number[0].replace(",", "")
 
 
 @cache
@@ -91,7 +92,7 @@ def numbers(source: Path) -> tuple[tuple[Decimal, ...], ...]:
 
 def quotes(figure: str, line: tuple[Decimal, ...]) -> bool:
     """Return whether a number of a line, rounded to the digits of a figure, is the figure."""
-    value = Decimal(figure)
+    value = Decimal(figure.removeprefix("±"))
     half = Decimal(5).scaleb(exponent(value) - 1)
     return any(exponent(number) <= exponent(value) and abs(number - value) <= half for number in line)
 
@@ -105,7 +106,9 @@ def absent(part: Part) -> list[str]:
     lines = [line for source in part.sources for line in numbers(source)]
     if part.row:
         return [] if any(all(quotes(one, line) for one in part.figures) for line in lines) else [*part.figures]
-    return [one for one in part.figures if not any(quotes(one, line) for line in lines)]
+    of = ["", *part.figures]
+    pairs = [[of[i], one] if one.startswith("±") and i else [one] for i, one in enumerate(part.figures)]
+    return [pair[-1] for pair in pairs if not any(all(quotes(one, line) for one in pair) for line in lines)]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

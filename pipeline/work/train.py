@@ -115,6 +115,6 @@ class _Member:
         with tempfile.TemporaryDirectory(prefix="bdl-place-") as folder:
             if shared:
                 place = {"folder": shared.place, "file": None if done else f"{task}.part", "done": done}
-                Path(folder, _PLACE).write_text(json.dumps(place))
+                Path(folder, _PLACE).write_text(json.dumps(place), encoding="utf-8")
             checkpoint = ray.train.Checkpoint.from_directory(folder) if shared else None
             ray.train.report(self._metrics, checkpoint=checkpoint)
