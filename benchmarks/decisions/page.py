@@ -133,7 +133,7 @@ def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
     words = {"better": "is better than", "worse": "is worse than"}
     named = words.get(verdict(joint, lower_is_better=True), "does not differ beyond its error from")
     parts = [f"{word} than {', '.join(names)}" for word, names in groups.items() if names]
-    parts += [f"not told apart from {', '.join(rest)}"] if rest else []
+    parts += [f"no established difference from {', '.join(rest)}"] if rest else []
     return (
         f"**On {count} wheel problems a function drawn from VBLL's joint {named} values drawn from its marginals "
         f"({joint.mean:+.3f} ± {joint.error:.3f}). VBLL with one-row updates explores {'; '.join(parts)}.**"

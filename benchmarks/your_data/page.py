@@ -296,7 +296,7 @@ def _ranks(frame: pd.DataFrame) -> list[str]:
     rows = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in order]
     told = (
         f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Methods "
-        f"that differ by less than {ranks['crps'].critical:.1f} cannot be told apart (Nemenyi, at 5 %; Demšar 2006)."
+        f"that differ by less than {ranks['crps'].critical:.1f} are not distinguishable (Nemenyi, at 5 %; Demšar 2006)."
     )
     return [told, shown.table(["Method", *PROTOCOL.values(), "Log score"], rows)]
 
