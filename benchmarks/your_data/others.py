@@ -106,7 +106,8 @@ def _protocol(frame: pd.DataFrame) -> list[str]:
         first = ranks["crps"]
         told = (
             f"Mean ranks over {first.datasets} pairs. Methods that differ by less than {first.critical:.1f} are not "
-            "distinguishable (Nemenyi, at 5 %), and folds of one table are not independent, so that this is too small."
+            "distinguishable (Nemenyi, at 5 %), and folds of one table are not independent, so that this is too "
+            "small."
         )
         lines = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in first.means]
         parts += [told, shown.table(["Method", *_SCORES.values()], lines)]
