@@ -35,8 +35,8 @@ TITLES: Final = {
 }
 NOTE: Final = """All figures are per cent. ± is a standard error: over folds of held-out classes or over seeds where
 a run has several, else over rows by DeLong et al. (1988). Bold: the best score of the run, and each that is not
-distinguishable from it at 95 % for all comparisons together. A dash: the posterior has no features that its draws share,
-no linear last layer, or one draw."""
+distinguishable from it at 95 % for all comparisons together. A dash: the posterior has no features that its draws
+share, no linear last layer, or one draw."""
 
 
 def main(name: str = "README") -> None:
