@@ -256,7 +256,7 @@ def column(path: Path, **said: Any) -> np.ndarray:
 
 
 def about(profile: Profile) -> dict[str, Any]:
-    """What a fit stores of a table, and predictions read."""
+    """The encoding of a table that a fit stores and predictions read."""
     return schema(profile.raw, DatasetConfig(profile.source, "train", False, 0.2, "train", 1, (), 0, "made"))
 
 

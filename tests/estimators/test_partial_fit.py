@@ -26,7 +26,7 @@ def _fitted(method: str) -> BayesianRegressor:
 
 
 def fitted(method: str) -> BayesianRegressor:
-    """Return a fit that learns further rows by itself: a copy."""
+    """Return a copy of a fit, which can learn further rows without changing the fit."""
     return copy.deepcopy(_fitted(method))
 
 
