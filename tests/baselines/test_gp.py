@@ -150,6 +150,18 @@ def test_the_fit_climbs_to_a_stationary_point(optimiser: Literal["adam", "lbfgs"
     assert slope(end) < 1e-4 < 1e-2 < slope(start)
 
 
+def test_repeated_rows_without_noise_keep_the_covariance_regular() -> None:
+    random = np.random.default_rng(0)
+    inputs = np.repeat(random.normal(size=(20, 2)), 5, 0)
+    targets = inputs[:, :1] ** 2
+    x, y = torch.tensor(inputs), torch.tensor(targets)
+    rows = Examples(inputs, targets)
+    data = FitData("regression", rows, rows, Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0)))
+    end = GpPosterior.from_state(fitted(data, GpConfig(ard=True, steps=200, lr=0.1, optimiser="lbfgs")))
+    inputs, targets = data.tensors("train")
+    torch.testing.assert_close(end.predict(inputs).mean, targets, rtol=0, atol=0.02)
+
+
 def test_predictions_scale_with_the_unit_of_the_targets() -> None:
     data = table()
     wide = replace(data, transform=replace(data.transform, scale=data.transform.scale / 1000))  # type: ignore[operator]

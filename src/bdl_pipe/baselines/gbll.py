@@ -26,7 +26,7 @@ from torch.func import jacfwd, vmap
 
 from ..artifacts import State
 from ..config import LATER
-from ..data.fitdata import FitData, distinct
+from ..data.fitdata import FitData, distinct, variance_of
 from ..errors import require, require_positive
 from ..linear_regression import LinearPosterior, log_marginal_likelihood, posterior, scaled
 from ..method import Inputs, Method, StageSpec
@@ -200,12 +200,7 @@ def magnitude(targets: Float[Tensor, "row output"], weights: Float[Tensor, " row
 
     Only the order of magnitude of a start matters, and a power of ten is in general the same for all splits of a table.
     """
-    y = targets.double()
-    if weights is None:
-        variance = float(y.var(0, unbiased=False).mean())
-    else:
-        shares = weights / weights.sum()
-        variance = float((shares @ (y - shares @ y).square()).mean())
+    variance = float(variance_of(targets, weights).mean())
     return 10.0 ** round(math.log10(variance)) if variance > 0 else 1.0
 
 

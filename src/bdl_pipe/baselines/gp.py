@@ -22,7 +22,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from ..artifacts import State, under
 from ..config import LATER
-from ..data.fitdata import FitData
+from ..data.fitdata import FitData, variance_of
 from ..errors import DataError, UserError, require_positive
 from ..joint_predictive import GaussianFunctions
 from ..method import Default, Inputs, Method, StageSpec
@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 AFFORDABLE: Final = 3_000  # the most training rows for which the exact process is affordable
 _MOST: Final = 10_000  # the most rows: 0.8 GB for each n×n matrix, and a step holds several
+# L-BFGS keeps softplus⁻¹ of scales in this range: without noise a growing output scale would leave a covariance that is
+# singular in float64. With σ² ≥ 1e-4 the condition number is at most 1e8 per row.
+_RAW: Final = (-20.0, 1e4)
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Evidence(Objective):
     """The negative log marginal likelihood of all training rows as a training objective."""
 
     def __init__(self, inputs: Tensor, targets: Tensor, ard: bool, weights: Tensor | None = None) -> None:
-        self.process = processes().ExactGp(inputs, targets / _unit(targets, weights), ard, weights)
+        self.process = processes().ExactGp(inputs, targets / variance_of(targets, weights).sqrt(), ard, weights)
         self._count = targets.numel() if weights is None else float(weights.sum()) * targets.shape[1]
 
     def parameters(self) -> list[Tensor]:
@@ -118,7 +121,7 @@ class GpPosterior:
             weights: of the rows, float64 [n]. None: all are 1.
         """
         self.inputs, self.targets, self.ard, self._weights = inputs, targets, ard, weights
-        self._unit = _unit(targets, weights)
+        self._unit = variance_of(targets, weights).sqrt()
         self.process = processes().ExactGp(inputs, targets / self._unit, ard, weights)
         _set_hyperparameters(self.process, hyperparameters)
         self.process.requires_grad_(False)
@@ -173,7 +176,9 @@ def _descend(task: Evidence, steps: int) -> None:
     """Minimise the objective by L-BFGS."""
     from scipy.optimize import minimize  # imported here, because the import takes half a second
 
-    parameters = task.parameters()
+    named = dict(task.process.named_parameters())
+    parameters = list(named.values())
+    bounds = [_RAW if "raw_" in name else (None, None) for name, part in named.items() for _ in range(part.numel())]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         with torch.no_grad():
@@ -183,18 +188,9 @@ def _descend(task: Evidence, steps: int) -> None:
         return value.item(), torch.cat([part.flatten() for part in gradient]).numpy()
 
     start = parameters_to_vector(parameters).detach().numpy().copy()
-    end = minimize(loss, start, jac=True, method="L-BFGS-B", options={"maxiter": steps})
+    end = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": steps})
     with torch.no_grad():
         vector_to_parameters(torch.from_numpy(end.x), parameters)
-
-
-def _unit(targets: Tensor, weights: Tensor | None) -> Tensor:
-    """Return the standard deviation of each output [o] over the weighted rows, in float64."""
-    y = targets.double()
-    if weights is None:
-        return y.std(0, correction=0)
-    shares = weights / weights.sum()
-    return (shares @ (y - shares @ y).square()).sqrt()
 
 
 @torch.no_grad()

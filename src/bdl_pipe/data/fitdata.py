@@ -43,6 +43,17 @@ def with_replacement(rows: int, size: int, generator: torch.Generator) -> Int[Te
     return torch.randint(rows, (min(size, rows),), generator=generator)
 
 
+def variance_of(
+    targets: Float[Tensor, "row output"], weights: Float[Tensor, " row"] | None = None
+) -> Float[Tensor, " output"]:
+    """Return the variance of each output over the weighted rows, in float64."""
+    y = targets.double()
+    if weights is None:
+        return y.var(0, correction=0)
+    shares = weights / weights.sum()
+    return shares @ (y - shares @ y).square()
+
+
 @final
 class Minibatches:
     """The minibatches of a chain: M of N rows at step t, from a new permutation of all rows in each epoch.

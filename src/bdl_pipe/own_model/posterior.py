@@ -98,6 +98,9 @@ class ModulePosterior:
         self.device, self.recalibration = torch.device(device), recalibrated
         self._units, self._some_rows = Predictor(inner, transform), some_rows
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.about.method}, {self.about.task}, on {self.device}>"
+
     @property
     def notes(self) -> tuple[str, ...]:
         """Return notes for the user, one line each."""
