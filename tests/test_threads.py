@@ -21,7 +21,7 @@ from bdl_pipe import BayesianRegressor, bayesianise
 from bdl_pipe.errors import without_warnings
 from bdl_pipe.programs import trace
 from bdl_pipe.seeds import Seed, own_settings
-from pipeline.export.serving import FittedPosterior
+from bdl_pipe.served_artifact import FittedPosterior
 from tests.case_files import sections_of
 from tests.threads import at_once
 

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final
 
-from bdl_pipe import artifacts
+from bdl_pipe import artifacts, logged_artifact
 from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
@@ -49,7 +49,7 @@ def register(keys: Collection[str], params: Params) -> list[str]:
         aliases = [key, *([CHAMPION] if key == one.taken else [])]
         with model.quiet():
             run_id = published[one.dataset].runs[key]
-            contents = partial(model.contents, student)
+            contents = partial(logged_artifact.contents, student)
             version = tracking.tolerate(partial(tracking.register, one.dataset, run_id, digest, aliases, contents))
         if version is None:
             raise UserError(_UNUSABLE)

@@ -21,7 +21,7 @@ from mlflow.pyfunc.model import PythonModelContext
 from mlflow.utils.proto_json_utils import dataframe_from_parsed_json
 from PIL import Image
 
-from bdl_pipe import artifacts, summary
+from bdl_pipe import BayesianClassifier, BayesianRegressor, artifacts, logged_artifact, served_artifact, summary
 from bdl_pipe.data.new_inputs import frame_inputs
 from bdl_pipe.data.tables.columns import Column
 from bdl_pipe.errors import ArtifactError, DataError, UserError
@@ -30,7 +30,7 @@ from bdl_pipe.registry import load_predictor, stored_address
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core.load import load
-from pipeline.export import predict, serving
+from pipeline.export import predict
 from pipeline.export.targets import model
 from pipeline.prepared import folders
 from pipeline.search import trial
@@ -51,6 +51,22 @@ def case(request: pytest.FixtureRequest, here: Path) -> tuple[Path, Any, dict[st
     schema = json.loads((place / "schema.json").read_text())
     direct = load_predictor(place).predict(rows, rng=Seed(0))
     return saved, rows, summary.columns(direct, schema["classes"] or schema["targets"])
+
+
+def test_an_estimator_logs_itself_without_a_pickle(here: Path) -> None:
+    rows = pd.DataFrame(np.random.default_rng(0).normal(size=(200, 2)), columns=["a", "b"])
+    labels = np.where(rows["b"] > 0, "up", "down")
+    regressor = BayesianRegressor("linear", conformal="split").fit(rows, rows["a"].to_numpy())
+    classifier = BayesianClassifier("linear").fit(rows, labels)
+    mlflow.set_tracking_uri(f"sqlite:///{here / 'mlflow.db'}")
+    of_numbers, of_classes = (
+        mlflow.pyfunc.load_model(each.log_model().model_uri).predict(rows[:5]) for each in (regressor, classifier)
+    )
+    np.testing.assert_array_equal(of_numbers["mean"], regressor.predict(rows[:5]))
+    low, high = regressor.predict_interval(rows[:5], 0.9)
+    np.testing.assert_array_equal(of_numbers[["conformal_lower", "conformal_upper"]], np.stack([low, high], 1))
+    np.testing.assert_allclose(of_classes[["p_down", "p_up"]], classifier.predict_proba(rows[:5]), rtol=1e-6)
+    assert not [p for p in here.rglob("*") if p.suffix in (".pkl", ".pickle")]
 
 
 @pytest.mark.parametrize("case", CASES, indirect=True)
@@ -82,7 +98,7 @@ def test_the_cells_of_a_request_are_read_like_the_cells_of_a_file(tmp_path: Path
     schema = {"kind": "table", "features": [column.name for column in columns], "input_shape": [3]}
     schema["columns"] = [column.mapping() for column in columns]
     record = {"flag": json.loads(written), "seen": "2024-01-02", "size": None}
-    signature = model._signature(schema)
+    signature = logged_artifact._signature(schema)
     sent = dataframe_from_parsed_json([record, {**record, "size": 3}], "records", signature.inputs)
     frame = _enforce_schema(sent, signature.inputs)
     np.testing.assert_array_equal(frame_inputs(frame, schema), [[answer, 19724, np.nan], [answer, 19724, 3]])
@@ -132,7 +148,7 @@ def test_evaluation_prediction_search_and_served_model_give_equal_predictions(me
     scored = pd.read_parquet(f"work/evaluate/{run}/predictions.parquet")
     first, second = (scored[scored["seed"] == seed] for seed in (0, 1))
     assert not np.allclose(first["mean"], second["mean"], rtol=1e-4)
-    served = serving.FittedPosterior()
+    served = served_artifact.FittedPosterior()
     served.load_context(PythonModelContext({"student": f"work/student/{run}"}, {}))
     loaded = load()
     chain = trial.Branch((loaded.run("student", run),), loaded.seed)

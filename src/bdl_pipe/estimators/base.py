@@ -2,6 +2,7 @@
 
 import copy
 import json
+import tempfile
 from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 from sklearn.utils.validation import check_is_fitted
 
-from .. import config, offers
+from .. import config, logged_artifact, offers
 from ..artifacts import State
 from ..data.config import DatasetConfig
 from ..data.split_rows import schema
@@ -240,6 +241,25 @@ class BayesianEstimator(Predicts):
         params = {**self.get_params(deep=False), "random_state": self.fitted_.about["seed"]}
         entries = {"estimator": type(self).__name__, "params": params, "fitted": self._facts()}
         self.fitted_.save(Path(path), json.loads(json.dumps(entries)))
+
+    def log_model(self, name: str = "model", **options: Any) -> Any:
+        """Log the fitted estimator to MLflow as a pyfunc model, and return MLflow's description of it.
+
+        The model loads :meth:`save`'s folder and no pickle. It takes rows with the fitted columns and answers with the
+        columns of ``python -m pipeline predict``; the parameter ``conformal="split"`` adds ``conformal_lower`` and
+        ``conformal_upper``, ``cross`` adds nothing.
+
+        Args:
+            name: the model's name in the active run, or in a new one.
+            options: further arguments of ``mlflow.pyfunc.log_model``, such as ``registered_model_name``.
+
+        Raises:
+            NotFittedError: ``fit`` was not called.
+            UserError: MLflow is not installed.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            self.save(Path(folder) / "student")
+            return logged_artifact.log_model(Path(folder) / "student", name, options)
 
     @classmethod
     def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:

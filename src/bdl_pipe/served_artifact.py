@@ -1,6 +1,6 @@
-"""The script of an exported model, which MLflow runs to load it without pickles.
+"""The script with which MLflow serves an artifact; see :mod:`.logged_artifact`.
 
-It needs only ``bdl_pipe`` and the artifact in the model's folder.
+MLflow copies it into the model. It needs ``bdl_pipe`` and the artifact in the model's folder, and loads no pickle.
 """
 
 import json
