@@ -23,7 +23,7 @@ for module in pkgutil.walk_packages(bdl_pipe.__path__, "bdl_pipe."):
     except ModuleNotFoundError as error:
         absent[module.name] = error.name
 extras = {"baselines.gaussian_processes": "gpytorch", "drawing": "matplotlib", "figures": "matplotlib"}
-extras["own_model.served"] = "pandas"
+extras |= dict.fromkeys(("own_model.served", "served_artifact"), "pandas")
 assert absent == {f"bdl_pipe.{name}": package for name, package in extras.items()}, absent
 assert len(list(bdl_pipe.METHODS.values())) == len(bdl_pipe.METHODS) > 40
 for name in bdl_pipe.__all__:
