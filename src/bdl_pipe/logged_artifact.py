@@ -3,7 +3,7 @@
 import json
 import logging
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib import metadata, util
 from pathlib import Path
@@ -31,12 +31,15 @@ def contents(student: Path, split: int = 0, seed: int = 0) -> dict[str, Any]:
         "artifacts": {"student": str(student.absolute())},
         "model_config": {"split": split, "seed": seed},
         "signature": _signature(json.loads((student / "schema.json").read_text(encoding="utf-8"))),
-        "pip_requirements": [f"{name}=={metadata.version(name)}" for name in _NEEDS if util.find_spec(name)],
+        "pip_requirements": requirements(_NEEDS),
     }
 
 
-def log_model(student: Path, name: str, options: dict[str, Any]) -> Any:
-    """Log an artifact of one fit to MLflow; return MLflow's description of the model.
+def log_model(name: str, contents: Callable[[], dict[str, Any]], options: dict[str, Any]) -> Any:
+    """Log a pyfunc model to MLflow; return MLflow's description of it.
+
+    Args:
+        contents: returns the arguments of ``mlflow.pyfunc.log_model`` that describe the model; it may import MLflow.
 
     Raises:
         UserError: MLflow is not installed.
@@ -46,16 +49,26 @@ def log_model(student: Path, name: str, options: dict[str, Any]) -> Any:
     except ImportError as error:
         raise UserError(f"log_model needs MLflow ({error}): pip install mlflow") from None
     with quiet():
-        return mlflow.pyfunc.log_model(name=name, **contents(student), **options)
+        return mlflow.pyfunc.log_model(name=name, **contents(), **options)
+
+
+def requirements(packages: Iterable[str]) -> list[str]:
+    """Return the installed version of each package that is installed."""
+    return [f"{name}=={metadata.version(name)}" for name in packages if util.find_spec(name)]
 
 
 @contextmanager
 def quiet() -> Iterator[None]:
     """Silence MLflow's advice on type hints, examples and a signature for images."""
+    logger = logging.getLogger("mlflow.pyfunc")
+    level = logger.level
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        logging.getLogger("mlflow.pyfunc").setLevel(logging.ERROR)
-        yield
+        logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            logger.setLevel(level)
 
 
 def _signature(schema: dict[str, Any]) -> "ModelSignature | None":

@@ -259,7 +259,7 @@ class BayesianEstimator(Predicts):
         """
         with tempfile.TemporaryDirectory() as folder:
             self.save(Path(folder) / "student")
-            return logged_artifact.log_model(Path(folder) / "student", name, options)
+            return logged_artifact.log_model(name, lambda: logged_artifact.contents(Path(folder) / "student"), options)
 
     @classmethod
     def load(cls: type[T], path: str | Path, *, device: str = "cpu") -> T:

@@ -1,14 +1,13 @@
 """Programs of a user's posterior: for torch, for onnxruntime, and as a model of MLflow."""
 
 import tempfile
-import warnings
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, final
 
 import torch
 from torch import Tensor, nn
 
+from .. import logged_artifact
 from ..errors import UserError
 from ..predictive import Categorical
 from ..programs import Inputs, Program, traced, write_onnx
@@ -68,27 +67,26 @@ def log_model(posterior: "ModulePosterior", name: str, inputs: Inputs, options: 
     Raises:
         UserError: MLflow is not installed, or the posterior cannot become a program.
     """
-    try:
-        import mlflow
-        from mlflow.models import ModelSignature
-        from mlflow.types import Schema, TensorSpec
-    except ImportError as error:
-        raise UserError(f"log_model needs MLflow ({error}): pip install mlflow") from None
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "program.pt2"
+        return logged_artifact.log_model(name, lambda: _contents(posterior, path, inputs), options)
+
+
+def _contents(posterior: "ModulePosterior", path: Path, inputs: Inputs) -> dict[str, Any]:
+    """Write the program to ``path``, and return the arguments that describe it."""
+    from mlflow.models import ModelSignature
+    from mlflow.types import Schema, TensorSpec
+
     parts = {p.name: _FLOAT if p.dtype == "float" else p.dtype for p in posterior.about.layout.parts}
     columns = [
         TensorSpec(torch.zeros(0, dtype=getattr(torch, parts[p.name])).numpy().dtype, (-1, *p.shape), p.name or None)
         for p in posterior.about.layout.parts
     ]
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's advice on type hints and examples
-        path = Path(folder) / "program.pt2"
-        write(posterior, path, inputs)
-        return mlflow.pyfunc.log_model(
-            name=name,
-            python_model=str(_SCRIPT),
-            artifacts={"program": str(path)},
-            model_config={"parts": parts},
-            signature=ModelSignature(Schema(columns)),
-            pip_requirements=[f"{package}=={metadata.version(package)}" for package in _NEEDS],
-            **options,
-        )
+    write(posterior, path, inputs)
+    return {
+        "python_model": str(_SCRIPT),
+        "artifacts": {"program": str(path)},
+        "model_config": {"parts": parts},
+        "signature": ModelSignature(Schema(columns)),
+        "pip_requirements": logged_artifact.requirements(_NEEDS),
+    }
