@@ -1,7 +1,7 @@
 """Posteriors over the adapters of a small language model that is trained to overfit: K-FAC, SWAG and inducing weights.
 
     pip install transformers
-    python -m benchmarks.lora 0 1 2         # writes results/lora.csv and results/lora.md; five minutes of processor a seed
+    python -m benchmarks.lora 0 1 2      # writes results/lora.csv and results/lora.md; five minutes of processor a seed
 
 The data are scikit-learn's 1,797 digits of 8 × 8 pixels: each is a text of 64 tokens (17 grey values) and a question
 mark. A GPT-2 of two blocks of width 64 first learns to write digits: 6 epochs on 697 digits without their labels. Then
@@ -11,9 +11,9 @@ cost includes MAP's; SWAG and inducing weights are fitted from the pretrained mo
 are 300 further digits. A seed draws the rows and all weights. Costs are of the processor, over MAP's. ECE has 15 bins.
 
 The scale of a posterior's covariance was chosen by the NLL on seed 100, which is not among these: 10 of 1, 3 and 10 for
-SWAG, .03 of .03, .1, .3 and 1 for K-FAC over all adapters, 1 of .1, 1, 3, 10, 30 and 100 for K-FAC over the last layer.
-MAP had there an ECE of 38.6 % and an NLL of 3.35. K-FAC's 10 draws over all adapters are of the linearised model; the 20
-draws of the last layer are of the head alone.
+SWAG, .03 of .03, .1, .3 and 1 for K-FAC over all adapters, 1 of .1, 1, 3, 10, 30 and 100 for K-FAC over the last
+layer. MAP had there an ECE of 38.6 % and an NLL of 3.35. K-FAC's 10 draws over all adapters are of the linearised
+model; the 20 draws of the last layer are of the head alone.
 """
 
 import copy

@@ -86,23 +86,29 @@ def test_the_example_of_transformers_in_the_documentation_runs(tmp_path: Path) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["deterministic", "kfac_laplace", "swag", "ffg_u"])
-@pytest.mark.parametrize("kind", ["classes", "answers", "vocabulary"])
+@pytest.mark.parametrize("kind", ["classes", "answers", "vocabulary", "peft"])
 def test_adapters_of_a_model_of_transformers_have_finite_predictions(kind: str, method: str) -> None:
     package = pytest.importorskip("transformers")
     torch.manual_seed(0)
     config = package.LlamaConfig(max_position_embeddings=16, num_key_value_heads=1, vocab_size=32, **WIDTHS)
-    model: nn.Module = bert(package) if kind == "classes" else package.LlamaForCausalLM(config)
+    classes = kind in ("classes", "peft")
+    model: nn.Module = bert(package) if classes else package.LlamaForCausalLM(config)
     inputs, labels = texts(60)
-    whole = model.eval() if kind == "classes" else NextToken(model.eval(), [4, 5, 6] if kind == "answers" else None)
+    whole = model.eval() if classes else NextToken(model.eval(), [4, 5, 6] if kind == "answers" else None)
+    if kind == "peft":
+        peft = pytest.importorskip("peft")
+        adapted = peft.get_peft_model(model, peft.LoraConfig(task_type="SEQ_CLS", r=2)).eval()
+    else:
+        adapted = lora(whole, rank=2)
 
     def logits() -> Tensor:
-        if kind == "classes":
+        if classes:
             return model(**inputs).logits
         last = inputs["attention_mask"].sum(1) - 1
         each = model(**inputs).logits[torch.arange(60), last]
         return each[:, [4, 5, 6]] if kind == "answers" else each
 
-    check(lora(whole, rank=2), method, text_loader(60, batch=20), inputs, labels, logits)
+    check(adapted, method, text_loader(60, batch=20), inputs, labels, logits)
 
 
 @pytest.mark.slow
