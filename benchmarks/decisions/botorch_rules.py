@@ -6,11 +6,13 @@
 
 ``SingleTaskGP`` is fitted to all evaluations before each batch, with standardised values, inputs in the unit cube, its
 default kernel and its priors (Hvarfner et al. 2024). ``botorch_logei`` maximises LogEI for one point and qLogEI for a
-batch (10 restarts, 512 raw samples); ``botorch_thompson`` maximises drawn paths (Wilson et al. 2020) over 2,000 Sobol
-points.
+batch (10 restarts, 512 raw samples), or takes the best row of a table; ``botorch_thompson`` maximises drawn paths
+(Wilson et al. 2020) over 2,000 Sobol points.
 """
 
+import importlib.metadata
 import warnings
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +24,11 @@ from bdl_pipe.seeds import Seed
 _RESTARTS, _RAW, _SOBOL = 10, 512, 2000
 
 
-def _model(question: Question):
+def version() -> str:
+    return importlib.metadata.version("botorch")
+
+
+def _model(question: Question) -> tuple[Any, torch.Tensor]:
     """Return a fitted SingleTaskGP and the standardised values."""
     from botorch.fit import fit_gpytorch_mll
     from botorch.models import SingleTaskGP
@@ -68,9 +74,24 @@ def thompson(belief: Belief | None, question: Question, width: float, rng: Seed)
         return points[values.reshape(question.count, -1).argmax(1)].numpy()
 
 
+def logei_of_rows(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
+    """Choose the candidate with the largest LogEI."""
+    from botorch.acquisition import LogExpectedImprovement  # type: ignore[attr-defined]
+
+    if question.count > 1:
+        raise UserError("batch: must be 1 for botorch_logei in a table")
+    with torch.random.fork_rng(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        torch.manual_seed(rng.integer() % 2**31)
+        model, values = _model(question)
+        with torch.no_grad():
+            of = LogExpectedImprovement(model, values.max())(torch.from_numpy(question.candidates[0])[:, None].double())
+    return of.argmax()[None, None].numpy()
+
+
 def _only_continuous(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
-    raise UserError("rule: must be for a function of the unit cube (botorch_… proposes points)")
+    raise UserError("rule: must be for a function of the unit cube (botorch_thompson proposes points)")
 
 
-for _name, _propose in (("botorch_logei", logei), ("botorch_thompson", thompson)):
-    register_rule(_name, _only_continuous, propose=_propose, needs_posterior=False)
+register_rule("botorch_logei", logei_of_rows, propose=logei, needs_posterior=False)
+register_rule("botorch_thompson", _only_continuous, propose=thompson, needs_posterior=False)

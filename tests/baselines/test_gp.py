@@ -162,6 +162,21 @@ def test_repeated_rows_without_noise_keep_the_covariance_regular() -> None:
     torch.testing.assert_close(end.predict(inputs).mean, targets, rtol=0, atol=0.02)
 
 
+@pytest.mark.parametrize("seed", [1, 2, 4])
+def test_levels_without_an_order_keep_the_covariance_regular(seed: int) -> None:
+    """The evidence shortens the length scale of such a column without end: each level has a value of its own."""
+    random = np.random.default_rng(seed)
+    level = np.arange(32) % 8
+    targets = (random.normal(size=8) * (-1.0) ** np.arange(8))[level, None]
+    inputs = np.column_stack([level, random.normal(size=32)])
+    x, y = torch.tensor(inputs), torch.tensor(targets)
+    rows = Examples(inputs, targets)
+    data = FitData("regression", rows, rows, Transform("table", x.mean(0), x.std(0), shift=y.mean(0), scale=y.std(0)))
+    end = GpPosterior.from_state(fitted(data, GpConfig(ard=True, steps=200, lr=0.1, optimiser="lbfgs")))
+    inputs, targets = data.tensors("train")
+    torch.testing.assert_close(end.predict(inputs).mean, targets, rtol=0, atol=0.02)
+
+
 def test_predictions_scale_with_the_unit_of_the_targets() -> None:
     data = table()
     wide = replace(data, transform=replace(data.transform, scale=data.transform.scale / 1000))  # type: ignore[operator]

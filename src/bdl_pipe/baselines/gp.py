@@ -38,8 +38,10 @@ if TYPE_CHECKING:
 AFFORDABLE: Final = 3_000  # the most training rows for which the exact process is affordable
 _MOST: Final = 10_000  # the most rows: 0.8 GB for each n×n matrix, and a step holds several
 # L-BFGS keeps softplus⁻¹ of scales in this range: without noise a growing output scale would leave a covariance that is
-# singular in float64. With σ² ≥ 1e-4 the condition number is at most 1e8 per row.
+# singular in float64. With σ² ≥ 1e-4 the condition number is at most 1e8 per row. A length scale below 1e-3 makes all
+# different rows independent already, and far below that the differences of equal numbers, |x|² + |y|² − 2xy, are noise.
 _RAW: Final = (-20.0, 1e4)
+_LENGTH: Final = (-7.0, 1e4)
 
 
 @dataclass(frozen=True)
@@ -178,7 +180,7 @@ def _descend(task: Evidence, steps: int) -> None:
 
     named = dict(task.process.named_parameters())
     parameters = list(named.values())
-    bounds = [_RAW if "raw_" in name else (None, None) for name, part in named.items() for _ in range(part.numel())]
+    bounds = [_bounds(name) for name, part in named.items() for _ in range(part.numel())]
 
     def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
         with torch.no_grad():
@@ -191,6 +193,12 @@ def _descend(task: Evidence, steps: int) -> None:
     end = minimize(loss, start, jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": steps})
     with torch.no_grad():
         vector_to_parameters(torch.from_numpy(end.x), parameters)
+
+
+def _bounds(name: str) -> tuple[float | None, float | None]:
+    if name.endswith("raw_lengthscale"):
+        return _LENGTH
+    return (None, None) if name.startswith("mean_module") else _RAW
 
 
 @torch.no_grad()
