@@ -31,12 +31,12 @@ SETTINGS: Final[Mapping[str, dict[str, Any]]] = {
     "learned noise, all steps": {"method": "vbll", "pace": 0.3, "override": _LEARNED},
     "and the exact posterior": {"method": "vbll", "pace": 0.3, "override": _EXACT},
     "and ten times the steps": {"method": "vbll", "pace": 3.0, "override": _EXACT},
-    "`few_rows`": {"method": "vbll", "override": METHODS["vbll"].few_rows},
+    "`few_rows`": {"method": "vbll", "override": METHODS["vbll"].few_rows["override"]},
     "`few_rows` with the prior variance 1": {
         "method": "vbll",
-        "override": config.merge(METHODS["vbll"].few_rows, {"layer": {"prior_variance": 1.0}}),
+        "override": config.merge(METHODS["vbll"].few_rows["override"], {"layer": {"prior_variance": 1.0}}),
     },
-    "`gp` with `few_rows`": {"method": "gp", "override": METHODS["gp"].few_rows},
+    "`gp` with `few_rows`": {"method": "gp", "override": METHODS["gp"].few_rows["override"]},
 }
 
 

@@ -33,6 +33,9 @@ class Agent:
         method: the name of a registered method. If empty, nothing is fitted, and the rule uses no posterior.
         updates: whether the posterior learns row by row between refits (see :mod:`.recursive`); an error if it cannot.
         width: the number of standard deviations in the rule ``ucb``.
+        region: in the search of a function of the unit cube, the largest distance in each input of a point from the
+            best one so far. None: none. A network's uncertainty grows towards the corners of the cube, where such a
+            search stays if there are many inputs.
         pace: a factor for the number of steps of all fits, as in the estimators.
         override: hyperparameters that replace the method's, as in the estimators.
         made_from: the upstream run of the method, as in the estimators.
@@ -43,6 +46,7 @@ class Agent:
     method: str = ""
     updates: bool = False
     width: float = 1.0
+    region: float | None = None
     pace: float = 0.1
     override: dict[str, Any] = field(default_factory=dict)
     made_from: str | None = None
@@ -53,6 +57,7 @@ class Agent:
         needed = self.choosing.needs_posterior
         require(bool(self.method) or not needed, "method", "must be named: the rule asks a posterior", self.method)
         require(self.width >= 0, "width", "must be >= 0", self.width)
+        require(self.region is None or 0 < self.region <= 1, "region", "must be in (0, 1] or null", self.region)
         require(self.pace > 0, "pace", "must be > 0", self.pace)
         require(bool(self.method) or not self.updates, "updates", "must be false without a method", self.updates)
 

@@ -8,6 +8,7 @@ the points before (Wilson et al. 2018, "Maximizing acquisition functions for Bay
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -24,12 +25,34 @@ Value = Callable[[Float[Tensor, "row column"]], Float[Tensor, " row"]]
 Propose = Callable[
     [Any, Question, float, Seed], np.ndarray
 ]  # (belief or None, question, width, address) -> [count, column]
+Box = tuple[np.ndarray, np.ndarray]  # the least and the largest value of each column
 Acquisition = Callable[[Belief, Question, float, Seed, Tensor], Value]  # (…, the points before [point, column])
+_NEAR: Final = 0.1  # standard deviation of candidates around the best input, in sides of the box
 _STARTS: Final = 8
 _STEPS: Final = 60
 _APART: Final = 1e-4  # the least distance of a new point from all others, in some column
 _DRAWS: Final = 128  # functions in the expectation of a batch's improvement
 _SMOOTH: Final = 1e-4  # the width of a draw's improvement, in standard deviations of the known values
+
+
+def candidates(
+    best: np.ndarray, count: int, random: np.random.Generator, box: Box | None = None
+) -> Float[np.ndarray, "point column"]:
+    """Return points of the box, half of them uniform and half around the best input so far; None: the unit cube."""
+    low, high = (np.zeros(len(best)), np.ones(len(best))) if box is None else box
+    half = (count // 2, len(best))
+    near = np.clip(best + _NEAR * (high - low) * random.standard_normal(half), low, high)
+    return np.concatenate([low + (high - low) * random.random((count - half[0], len(best))), near])
+
+
+def around_best(question: Question, region: float, rng: Seed) -> Question:
+    """Return the question whose points are at most ``region`` from the best input so far, in each column."""
+    assert question.known is not None
+    rows, values = question.known
+    best = rows[values.argmax()]
+    box = (np.clip(best - region, 0, 1), np.clip(best + region, 0, 1))
+    asked = candidates(best, question.candidates.shape[1], rng.numpy(), box)
+    return replace(question, candidates=asked[None], box=box)
 
 
 def proposes(acquisition: Acquisition) -> Propose:
@@ -41,15 +64,18 @@ def proposes(acquisition: Acquisition) -> Propose:
         for number in range(question.count):
             address = rng.fold("point", number)
             value = acquisition(belief, question, width, address.fold("value"), chosen)
-            point = best_point(value, question.candidates[0], torch.cat([others, chosen]), address.fold("starts"))
+            near = torch.cat([others, chosen])
+            point = best_point(value, question.candidates[0], near, address.fold("starts"), question.box)
             chosen = torch.cat([chosen, point[None]])
         return chosen.numpy()
 
     return propose
 
 
-def best_point(value: Value, candidates: np.ndarray, others: Tensor, rng: Seed) -> Float[Tensor, " column"]:
-    """Return the point with the largest value that is none of ``others``.
+def best_point(
+    value: Value, candidates: np.ndarray, others: Tensor, rng: Seed, box: Box | None = None
+) -> Float[Tensor, " column"]:
+    """Return the point with the largest value that is none of ``others``, in the box or in the unit cube.
 
     The starts are the best candidates of some random blocks. A value without a gradient, such as that of trees, takes
     the best candidate.
@@ -59,7 +85,7 @@ def best_point(value: Value, candidates: np.ndarray, others: Tensor, rng: Seed) 
         values = value(points)
     blocks = torch.from_numpy(rng.numpy().permutation(len(points))).chunk(_STARTS)
     starts = points[torch.stack([block[values[block].argmax()] for block in blocks])]
-    ends = torch.cat([ascended(value, starts), points])
+    ends = torch.cat([ascended(value, starts, box), points])
     with torch.no_grad():
         values = torch.cat([value(ends[: len(starts)]), values])
     if len(others):
@@ -68,8 +94,10 @@ def best_point(value: Value, candidates: np.ndarray, others: Tensor, rng: Seed) 
     return ends[values.nan_to_num(-torch.inf).argmax()]
 
 
-def ascended(value: Value, starts: Float[Tensor, "start column"]) -> Float[Tensor, "start column"]:
-    """Return the ends of L-BFGS-B from all starts at once, in the unit cube; the starts if there is no gradient."""
+def ascended(
+    value: Value, starts: Float[Tensor, "start column"], box: Box | None = None
+) -> Float[Tensor, "start column"]:
+    """Return the ends of L-BFGS-B from all starts at once, in the box or the cube; the starts without a gradient."""
     from scipy.optimize import minimize  # imported here, because the import takes half a second
 
     if not value(starts.clone().requires_grad_()).requires_grad:
@@ -81,11 +109,12 @@ def ascended(value: Value, starts: Float[Tensor, "start column"]) -> Float[Tenso
         (gradient,) = torch.autograd.grad(total, points)
         return total.item(), gradient.nan_to_num(0.0, 0.0, 0.0).flatten().numpy()
 
-    bounds = [(0.0, 1.0)] * starts.numel()
+    low, high = (np.zeros(starts.shape[1]), np.ones(starts.shape[1])) if box is None else box
+    bounds = list(zip(low, high, strict=True)) * len(starts)
     end = minimize(
         loss, starts.flatten().numpy(), jac=True, bounds=bounds, method="L-BFGS-B", options={"maxiter": _STEPS}
     )
-    return torch.from_numpy(np.clip(end.x, 0, 1)).view_as(starts)
+    return torch.from_numpy(np.clip(end.x.reshape(starts.shape), low, high))
 
 
 def mean_of(belief: Belief, question: Question, width: float, rng: Seed, before: Tensor) -> Value:

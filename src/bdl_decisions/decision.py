@@ -126,7 +126,8 @@ def decide(entry: DecisionConfig, decision: str, agent: str, seed: int, root: in
     def fit(rows: np.ndarray, targets: np.ndarray, rng: Seed) -> Belief | None:
         return player.fit(rows, targets, problem.classes, rng, standardised=problem.standardised)
 
-    curves = play(problem, fit, player.choosing, address.fold("agent", agent), width=player.width)
+    player_address = address.fold("agent", agent)
+    curves = play(problem, fit, player.choosing, player_address, width=player.width, region=player.region)
     tensors = {metric: torch.tensor(points, dtype=torch.float64).reshape(-1, 2) for metric, points in curves.items()}
     return State(tensors, {"decision": decision, "agent": agent, "seed": seed})
 

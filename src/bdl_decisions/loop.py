@@ -9,6 +9,7 @@ import numpy as np
 from bdl_pipe.errors import DataError, NothingToFit
 from bdl_pipe.seeds import Seed
 
+from .ascent import around_best
 from .question import Belief, Problem, Question
 from .rules import Rule, uniform
 
@@ -16,7 +17,7 @@ Fit = Callable[[np.ndarray, np.ndarray, Seed], Belief | None]  # (rows, targets,
 
 
 def play(
-    problem: Problem, fit: Fit, rule: Rule, rng: Seed, *, width: float = 1.0
+    problem: Problem, fit: Fit, rule: Rule, rng: Seed, *, width: float = 1.0, region: float | None = None
 ) -> dict[str, list[tuple[int, float]]]:
     """Play a problem to its end, and return its curves: metric -> pairs of a round and a value.
 
@@ -27,6 +28,7 @@ def play(
     Args:
         fit: is called with the known rows, their targets and the address of the fit.
         width: the number of standard deviations in the rule ``ucb``.
+        region: the largest distance of a proposed point from the best one so far, in each input; None: none.
 
     Raises:
         DataError: the problem's rows or targets are not finite.
@@ -44,6 +46,8 @@ def play(
         for at in range(start, stop, step):
             question, address = problem.question(min(step, stop - at)), rng.fold("round", at)
             if question.continuous and rule.propose is not None and choose is rule.choose:
+                if region is not None:
+                    question = around_best(question, region, address.fold("region"))
                 points = rule.propose(belief, question, width, address)
                 _check_points(points, question)
                 question = replace(question, candidates=points[None])

@@ -15,18 +15,10 @@ from bdl_pipe.data import catalog
 from bdl_pipe.errors import require
 from bdl_pipe.seeds import Seed
 
+from .ascent import candidates
 from .functions import FUNCTIONS
 from .question import Belief, Question
 from .tables import inputs_of, raw_of
-
-_NEAR: Final = 0.1  # standard deviation of candidates around the best input, in the unit cube
-
-
-def candidates(best: np.ndarray, count: int, random: np.random.Generator) -> np.ndarray:
-    """Return points of the unit cube [count, column], half of them uniform and half around the best input so far."""
-    half = (count // 2, len(best))
-    near = np.clip(best + _NEAR * random.standard_normal(half), 0, 1)
-    return np.concatenate([random.random((count - half[0], len(best))), near])
 
 
 @final

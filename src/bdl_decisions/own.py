@@ -26,9 +26,9 @@ from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
 from .agents import Agent
+from .ascent import around_best, candidates
 from .bandits import in_blocks
 from .beliefs import PosteriorBelief
-from .optimisation import candidates
 from .question import Question
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
@@ -53,7 +53,7 @@ class Decider(ABC):
         method: a registered method.
         rule: the rule by which its posterior chooses, of :data:`.rules.RULES`.
         seed: the root of all random numbers.
-        agent: further settings of :class:`.agents.Agent`: ``pace``, ``override``, ``width``, ``updates``, …
+        agent: further settings of :class:`.agents.Agent`: ``pace``, ``override``, ``width``, ``region``, …
     """
 
     task: ClassVar[str] = "regression"
@@ -110,8 +110,8 @@ class Maximise(Decider):
     Args:
         bounds: the least and the largest value of each input. Use the logarithm of an input that spans decades.
         start: the number of random inputs before the first fit.
-        agent: see :class:`Decider`. Without ``override``, a method has its settings for few rows, as ``gp`` and
-            ``vbll`` do (see ``docs/decisions.md``).
+        agent: see :class:`Decider`. A method has its settings for few rows in place of what you do not pass: ``gp``
+            has an ``override``, and ``vbll`` an ``override`` and a ``region`` (see ``docs/decisions.md``).
 
     Attributes:
         rows, values: all evaluations so far, in their order: float64 [row, column] and [row].
@@ -131,7 +131,7 @@ class Maximise(Decider):
         **agent: Any,
     ) -> None:
         few_rows = METHODS[method].few_rows if method in METHODS else {}
-        super().__init__(method, rule, seed, **{"override": dict(few_rows)} | agent)
+        super().__init__(method, rule, seed, **dict(few_rows) | agent)
         self._settings |= {"start": start}
         box = np.asarray(bounds, np.float64)
         good = box.ndim == 2 and box.shape[1:] == (2,) and len(box) > 0
@@ -165,6 +165,8 @@ class Maximise(Decider):
             return self._low + self._span * random.random((count, len(self._low)))
         starts = candidates(cube[self.values.argmax()], _CANDIDATES, random)[None]
         question = Question(starts, count, (cube, self.values), continuous=True)
+        if self._agent.region is not None:
+            question = around_best(question, self._agent.region, address.fold("region"))
         return self._low + self._span * rule.propose(belief, question, self._agent.width, address)
 
     def tell(self, rows: ArrayLike, values: ArrayLike) -> None:

@@ -26,6 +26,7 @@ class Question:
         count: the number of different candidates to choose from each group.
         known: in optimisation, all evaluations so far: inputs [row, column] and values [row].
         continuous: whether a rule may choose any other point of the unit cube in place of the candidates.
+        box: the least and the largest value of each column [column] of such a point. None: the unit cube.
         inputs: in active learning, rows [row, ...] that represent future predictions.
         truth: the mean reward of each candidate [group, candidate]. Only the rule ``oracle`` reads it.
     """
@@ -34,6 +35,7 @@ class Question:
     count: int = 1
     known: tuple[np.ndarray, np.ndarray] | None = None
     continuous: bool = False
+    box: tuple[np.ndarray, np.ndarray] | None = None
     inputs: np.ndarray | None = None
     truth: np.ndarray | None = None
 

@@ -254,7 +254,8 @@ class Method:
             (an integer on a log scale).
         settings: the hyperparameters that do not follow from a data set's size, for fits without a params file. With
             ``default`` they and its ``override`` are the whole section; params.yaml has the same values.
-        few_rows: the hyperparameters that differ for a few evaluations without noise (``bdl_decisions.Maximise``).
+        few_rows: the settings of an agent (:class:`bdl_decisions.agents.Agent`) that searches by a few evaluations
+            without noise: ``override``, ``region``.
         default: the settings of its run in a comparison. Comparisons omit a method with None.
         upstream: key -> a run of this method that makes an input artifact for other methods' runs; keys are unique
             among all methods.

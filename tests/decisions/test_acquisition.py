@@ -191,6 +191,24 @@ def test_a_batch_has_different_points_inside_the_cube_and_tells_apart_what_it_ha
     assert (again == points).all()
 
 
+@pytest.mark.parametrize("best", [[0.5, 0.5, 0.5], [0.05, 0.95, 0.5]])
+def test_points_stay_in_the_region_around_the_best_input(best: list[float]) -> None:
+    """The maximum of a linear function is a corner of the box, of the cube without a region."""
+    known = np.array([best, [0.2, 0.2, 0.2]]), np.array([1.0, 0.0])
+    asked = Question(np.random.default_rng(0).random((1, 200, 3)), 1, known, continuous=True)
+    slope = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
+    for question, low, high in ((asked, 0.0, 1.0), (ascent.around_best(asked, 0.1, Seed(1)), *_box(best, 0.1))):
+        candidates = question.candidates[0]
+        assert candidates.shape == (200, 3) and (candidates >= low).all() and (candidates <= high).all()
+        point = ascent.best_point(lambda x: x @ slope, candidates, torch.zeros(0, 3), Seed(3), question.box)
+        corner = np.where(slope > 0, high, low)
+        np.testing.assert_allclose(point, corner, atol=1e-12)
+
+
+def _box(best: list[float], region: float) -> tuple[np.ndarray, np.ndarray]:
+    return np.maximum(np.array(best) - region, 0), np.minimum(np.array(best) + region, 1)
+
+
 def test_a_drawn_function_has_the_moments_of_its_belief() -> None:
     """The mean of 400 draws lies within 5 standard errors at ten points: a false alarm in 2e5 tests; the wrong variant,
     a draw from the covariance's factor in place of its inverse, does not."""

@@ -247,8 +247,9 @@ def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> N
     """A params file names each number that a stage reads, so that a change of a default runs no decision again."""
     agents = read_yaml(Path("params/explore.yaml"))["decisions"]["first-<search>"]["agents"]
     few_rows = {name: method.few_rows for name, method in METHODS.items() if method.few_rows}
-    assert all(Maximise([(0.0, 1.0)], name)._settings["override"] == few_rows[name] for name in few_rows)
-    assert {agent["method"]: agent["override"] for agent in agents.values() if "method" in agent} == few_rows
+    assert all(few_rows[name].items() <= Maximise([(0.0, 1.0)], name)._settings.items() for name in few_rows)
+    shown = {agent["method"]: agent for agent in agents.values() if "method" in agent}
+    assert {name: {key: agent[key] for key in few_rows[name]} for name, agent in shown.items()} == few_rows
 
 
 def _labelled(labels: str, rule: str) -> Pool:

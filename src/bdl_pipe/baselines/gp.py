@@ -216,6 +216,6 @@ GP = Method(
     stages={"student": StageSpec(fit, random=False)},
     settings={"ard": False, "steps": 100, "lr": 0.1},
     weighs_rows=True,
-    few_rows={"ard": True, "steps": 200, "optimiser": "lbfgs"},
+    few_rows={"override": {"ard": True, "steps": 200, "optimiser": "lbfgs"}},
     default=Default(3.0, suits=lambda size: size.train <= AFFORDABLE),
 )

@@ -319,7 +319,8 @@ _FEW_ROWS: Final[Section] = {
     },
     "layer": {"prior_variance": 10.0, "wishart_scale": 1e-3, "posterior": "exact"},
 }
-VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, online=True, few_rows=_FEW_ROWS, **_DENSE)
+_SEARCHING: Final[Section] = {"override": _FEW_ROWS, "region": 0.1}  # beyond it the corners of the cube are uncertain
+VBLL = _method("vbll", VbllConfig, ("regression",), _REGRESSION, online=True, few_rows=_SEARCHING, **_DENSE)
 VBLL_BNN = _method("vbll_bnn", VbllBnnConfig, ("regression",))
 _DIAGONAL: Final[Section] = {"covariance": "diagonal", "rank": None, "predictive": "quadrature"}
 D_VBLL = _method("d_vbll", DiscriminativeConfig, ("classification",), Default(1.6, override=_default), **_DIAGONAL)
