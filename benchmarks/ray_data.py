@@ -13,6 +13,9 @@ yields every image once, as float32 batches of 256 in [0, 1]:
 Forms take turns. A line has the median and the least seconds of an epoch, of which the first one of each form is left
 out; how much more memory all processes have at most than before the epoch, in GB, without pages of files (anonymous and
 shared memory, each .1 s; the store is shared memory); and whether each image came once. The store has 200 MB.
+
+Measured on two idle cores of an AMD EPYC, Ray 2.60.0, 20,000 images, 2 rounds, the file in the page cache: ``mapped``
+.23 s and .09 GB, ``buffer`` 11.4 s and 3.85 GB, ``all`` 9.8 s and .61 GB.
 """
 
 import argparse
