@@ -61,7 +61,7 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
 
 _EARLIER: Final = [
     "**These searches are from before acquisition functions followed their gradient, with a GP whose fit stops too",
-    "early.** [Beside BoTorch](botorch.md) has the loop of today.",
+    "early.** [Nine functions](nine.md) have the loop of today.",
 ]
 
 
