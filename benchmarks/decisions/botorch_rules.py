@@ -10,7 +10,6 @@ batch (10 restarts, 512 raw samples), or takes the best row of a table; ``botorc
 (Wilson et al. 2020) over 2,000 Sobol points.
 """
 
-import importlib.metadata
 import warnings
 from typing import Any
 
@@ -22,10 +21,6 @@ from bdl_pipe.errors import UserError
 from bdl_pipe.seeds import Seed
 
 _RESTARTS, _RAW, _SOBOL = 10, 512, 2000
-
-
-def version() -> str:
-    return importlib.metadata.version("botorch")
 
 
 def _model(question: Question) -> tuple[Any, torch.Tensor]:
@@ -53,7 +48,9 @@ def logei(belief: Belief | None, question: Question, width: float, rng: Seed) ->
         model, values = _model(question)
         one = question.count == 1
         best = LogExpectedImprovement(model, values.max()) if one else qLogExpectedImprovement(model, values.max())
-        bounds = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, question.candidates.shape[2])
+        columns = question.candidates.shape[2]
+        low, high = (np.zeros(columns), np.ones(columns)) if question.box is None else question.box
+        bounds = torch.from_numpy(np.stack([low, high])).double()
         points, _ = optimize_acqf(best, bounds, question.count, num_restarts=_RESTARTS, raw_samples=_RAW)
     return points.detach().numpy()
 

@@ -26,8 +26,10 @@ each of the others exactly. Seconds are of the processor, with one thread.
 
 import argparse
 import csv
+import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -98,31 +100,28 @@ def write_concrete() -> None:
         write_bytes(CONCRETE, once.to_csv(index=False).encode())
 
 
-def searches(name: str, agent: str, seeds: Iterator[int]) -> Iterator[dict[str, Any]]:
-    """Yield the row of each seed."""
+def search(name: str, agent: str, seed: int) -> dict[str, str]:
+    """Return the row of one search."""
     batch, settings = AGENTS[agent]
     entry = read_config(DecisionConfig, {"task": task(name, batch), "agents": {agent: settings}}, f"decisions.{name}")
-    for seed in seeds:
-        began = time.process_time()
-        with own_settings(1):
-            regret = float(decide(entry, name, agent, seed, 0).tensors["regret"][-1, 1])
-        seconds = round(time.process_time() - began, 1)
-        row = {"function": name, "agent": agent, "seed": seed, "regret": f"{regret:.6g}", "seconds": seconds}
-        yield {**row, "commit": provenance.commit()[:8]}
+    began = time.process_time()
+    with own_settings(1):
+        regret = float(decide(entry, name, agent, seed, 0).tensors["regret"][-1, 1])
+    seconds = f"{time.process_time() - began:.1f}"
+    values = (name, agent, str(seed), f"{regret:.6g}", seconds, provenance.commit()[:8])
+    return dict(zip(_COLUMNS, values, strict=True))
 
 
 def run(functions: list[str], seeds: int, out: Path) -> None:
     """Add the rows that are missing; an interrupted run goes on."""
     write_concrete()
-    for seed in range(seeds):
-        for name in functions:
-            for agent in AGENTS:
-                rows = read(out)
-                if not any((row["function"], row["agent"], row["seed"]) == (name, agent, str(seed)) for row in rows):
-                    for row in searches(name, agent, iter([seed])):
-                        rows.append({key: str(value) for key, value in row.items()})
-                        print(*row.values(), flush=True)
-                    write(rows, out)
+    rows = read(out)
+    done = {(row["function"], row["agent"], row["seed"]) for row in rows}
+    for seed, name, agent in itertools.product(range(seeds), functions, AGENTS):
+        if (name, agent, str(seed)) not in done:
+            rows.append(search(name, agent, seed))
+            print(*rows[-1].values(), flush=True)
+            write(rows, out)
 
 
 def read(path: Path) -> list[dict[str, str]]:
@@ -132,8 +131,8 @@ def read(path: Path) -> list[dict[str, str]]:
 def write(rows: list[dict[str, str]], path: Path) -> None:
     """Write rows in the order of functions, agents and seeds."""
     agents = list(AGENTS)
-    rows.sort(key=lambda row: (NINE.index(row["function"]), agents.index(row["agent"]), int(row["seed"])))
-    lines = [",".join(_COLUMNS), *(",".join(row[column] for column in _COLUMNS) for row in rows)]
+    order = sorted(rows, key=lambda row: (NINE.index(row["function"]), agents.index(row["agent"]), int(row["seed"])))
+    lines = [",".join(_COLUMNS), *(",".join(row[column] for column in _COLUMNS) for row in order)]
     write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
@@ -173,7 +172,7 @@ def page(rows: list[dict[str, str]]) -> str:
     told = " ".join(f"{agent} {ranks[agent].mean():.1f}," for agent in AGENTS).rstrip(",")
     listed = {"level": level, "ahead": ahead, "above": above, "below": below}
     said = {key: f"{len(value)} of {len(names)} ({', '.join(value) or 'none'})" for key, value in listed.items()}
-    packages = f"torch {torch.__version__}, BoTorch {botorch_rules.version()}"
+    packages = f"torch {torch.__version__}, BoTorch {version('botorch')}"
     facts = f"{seeds.min()} to {seeds.max()} seeds" if seeds.min() < seeds.max() else f"{seeds.min()} seeds"
     commits = ", ".join(sorted(set(frame.commit)))
     about = (__doc__ or "").partition("\n")[2].strip("\n")
@@ -196,7 +195,7 @@ def page(rows: list[dict[str, str]]) -> str:
 
 
 def main() -> None:
-    """Run the searches, and write the page if the rows are those of the repository."""
+    """Run the searches. Write the page, unless ``--out`` names another file of rows."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--functions", nargs="+", choices=NINE, default=list(NINE), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=20)

@@ -98,6 +98,13 @@ def test_the_laplace_posterior_of_each_adapter_is_the_inverse_of_its_dense_gauss
             assert torch.allclose(root @ root.T, torch.linalg.inv(matrix), rtol=1e-4, atol=1e-6) == near
 
 
+@pytest.mark.parametrize(("config", "temperature"), [({}, 0.1), ({"layers": "last"}, 1.0), ({"temperature": 0.5}, 0.5)])
+def test_the_temperature_is_colder_over_all_adapters_alone(config: dict[str, Any], temperature: float) -> None:
+    model = lora(nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), rank=RANK)
+    rows = [(torch.ones(3, 4), torch.arange(3))]
+    assert bayesianise(model, "kfac_laplace", rows, config=config).about.config["temperature"] == temperature
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["kfac_laplace", "swag", "ffg_u"])
 @pytest.mark.parametrize("kind", ["classes", "next token"])

@@ -33,7 +33,7 @@ from .rows import read as read_rows
 from .start import CHAINS, INDUCING
 from .trunk import check, pad_token, plain, tied
 
-_OF_ADAPTERS: Final = 0.1  # temperature of K-FAC over all adapters: at 1 its draws lose the fit (results/lora.md)
+_ADAPTERS_TEMPERATURE: Final = 0.1  # of K-FAC over all adapters: at 1 its draws lose the fit (results/lora.md)
 _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
@@ -98,7 +98,7 @@ def bayesianise(
     start.check_needs(chosen, epochs, teacher)
     if method == "kfac_laplace" and isinstance(model, nn.Module) and adapted(model):
         config = {"layers": "all", **(config or {})}
-        config = {"temperature": _OF_ADAPTERS, **config} if config["layers"] == "all" else config
+        config = {"temperature": _ADAPTERS_TEMPERATURE, **config} if config["layers"] == "all" else config
     # a posterior over the last layer alone does not draw the trunk: all draws share the model's trunk
     last_alone = method == "kfac_laplace" and epochs is None and (config or {}).get("layers", "last") == "last"
     model = plain(model)
