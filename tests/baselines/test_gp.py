@@ -12,7 +12,7 @@ from torch import Tensor
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines.gaussian_processes import ExactGp, dense
-from bdl_pipe.baselines.gp import GP, GpConfig, GpPosterior
+from bdl_pipe.baselines.gp import GP, Evidence, GpConfig, GpPosterior
 from bdl_pipe.baselines.sparse_gp import SparseGp, SvgpConfig, SvgpPosterior
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -175,6 +175,35 @@ def test_levels_without_an_order_keep_the_covariance_regular(seed: int) -> None:
     targets = (random.normal(size=8) * (-1.0) ** np.arange(8))[level, None]
     inputs = np.column_stack([level, random.normal(size=32)])
     assert_interpolated(inputs, targets)
+
+
+@pytest.mark.parametrize("ard", [False, True])
+def test_the_prior_of_length_scales_is_the_lognormal_of_columns_in_the_unit_interval(ard: bool) -> None:
+    """Of ℓ/√12, since a standardised uniform column is √12 wide; without that factor the comparison fails."""
+    rows, targets = table().tensors("train")
+    plain, scaled = (Evidence(rows, targets, ard, prior=prior) for prior in ("none", "dimension_scaled"))
+    lengths = scaled.process.covar_module.base_kernel.lengthscale.detach().numpy()
+    assert lengths.size == (6 if ard else 2)
+
+    def density(unit: float) -> float:
+        law = scipy.stats.lognorm(s=math.sqrt(3), scale=math.exp(math.sqrt(2)) * math.sqrt(3))
+        return float((law.logpdf(lengths / unit) - math.log(unit)).sum())
+
+    difference = float((plain.loss(0) - scaled.loss(0)).detach()) * targets.numel()
+    assert difference == pytest.approx(density(math.sqrt(12)), rel=1e-9)
+    assert difference != pytest.approx(density(1.0), rel=1e-3)
+
+
+def test_the_prior_bounds_the_length_scale_of_a_column_without_effect() -> None:
+    """Twelve rows, whose evidence grows with that length scale without end."""
+    data = table(rows=12, outputs=1)
+    config = GpConfig(ard=True, steps=200, lr=0.1, optimiser="lbfgs")
+    plain, scaled = (
+        GpPosterior.from_state(fitted(data, replace(config, prior=prior))).process.covar_module.base_kernel.lengthscale
+        for prior in ("none", "dimension_scaled")
+    )
+    assert float(plain[0, 0, 1]) > 1000
+    assert 5 < float(scaled[0, 0, 1]) < 50
 
 
 def test_predictions_scale_with_the_unit_of_the_targets() -> None:
