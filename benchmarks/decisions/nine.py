@@ -1,7 +1,8 @@
-"""results/decisions/nine.md: VBLL, our GP and BoTorch on nine functions, one evaluation at a time.
+"""results/decisions/nine.md: VBLL, our GP and BoTorch on nine functions, one evaluation at a time or four at once.
 
     pip install 'bdl-pipe[botorch]'
     python -m benchmarks.decisions.nine                                  # 2,000 s of one core; a killed run goes on
+    python -m benchmarks.decisions.nine --batch 4 --seeds 5              # results/decisions/nine_fours.md, 1,800 s
     python -m benchmarks.decisions.nine --functions branin --out one.csv # some functions; files of rows can be joined
 
 Ten random evaluations, the same for all agents, then 24. Seven functions are of the unit cube. Two are tables of real
@@ -24,7 +25,10 @@ same other functions, where it lowers the log10 regret on each (by .17 to .43; f
 
 BoTorch and our GP are fitted before each evaluation; VBLL is fitted before every fourth one, and its last layer learns
 each of the others exactly. ``vbll_ei_refit``, fitted before each one as they are, was added after ten seeds of
-``vbll_ei``, tried on three of the other functions only. Seconds are of the processor, with one thread.
+``vbll_ei``, tried on three of the other functions only.
+
+In batches of four all agents are fitted before each batch, which BoTorch chooses by qLogEI and the others by joint
+draws. Seconds are of the processor, with one thread.
 """
 
 import argparse
@@ -56,13 +60,24 @@ OUT: Final = Path("results/decisions/nine.csv")
 CONCRETE: Final = Path("work/tables/concrete.csv")
 REFERENCE: Final = "botorch_logei"
 _EI: Final = "expected_improvement"
-AGENTS: Final[Mapping[str, tuple[int, dict[str, Any]]]] = {  # agent -> evaluations between fits, its settings
+_GP: Final = {"rule": _EI, "method": "gp", **METHODS["gp"].few_rows}
+_VBLL: Final = {"rule": _EI, "method": "vbll", **METHODS["vbll"].few_rows}
+_UPDATES: Final = {**_VBLL, "updates": True}
+Agents = Mapping[str, tuple[int, dict[str, Any]]]  # agent -> evaluations between fits, its settings
+AGENTS: Final[Agents] = {
     REFERENCE: (1, {"rule": "botorch_logei"}),
     "uniform": (1, {"rule": "uniform"}),
-    "gp_ei": (1, {"rule": _EI, "method": "gp", **METHODS["gp"].few_rows}),
-    "vbll_ei": (4, {"rule": _EI, "method": "vbll", "updates": True, **METHODS["vbll"].few_rows}),
-    "vbll_ei_refit": (1, {"rule": _EI, "method": "vbll", **METHODS["vbll"].few_rows}),
-    "vbll_thompson": (4, {"rule": "thompson", "method": "vbll", "updates": True, **METHODS["vbll"].few_rows}),
+    "gp_ei": (1, _GP),
+    "vbll_ei": (4, _UPDATES),
+    "vbll_ei_refit": (1, _VBLL),
+    "vbll_thompson": (4, {**_UPDATES, "rule": "thompson"}),
+}
+FOURS: Final[Agents] = {
+    REFERENCE: (4, {"rule": "botorch_logei"}),
+    "uniform": (4, {"rule": "uniform"}),
+    "gp_ei": (4, _GP),
+    "vbll_ei": (4, _VBLL),
+    "vbll_thompson": (4, {**_VBLL, "rule": "thompson"}),
 }
 JUDGED: Final = ("gp_ei", "vbll_ei", "vbll_ei_refit")
 _COLUMNS: Final = ("function", "agent", "seed", "regret", "seconds", "commit")
@@ -105,9 +120,9 @@ def write_concrete() -> None:
         write_bytes(CONCRETE, once.to_csv(index=False).encode())
 
 
-def search(name: str, agent: str, seed: int) -> dict[str, str]:
+def search(name: str, agent: str, seed: int, agents: Agents) -> dict[str, str]:
     """Return the row of one search."""
-    batch, settings = AGENTS[agent]
+    batch, settings = agents[agent]
     entry = read_config(DecisionConfig, {"task": task(name, batch), "agents": {agent: settings}}, f"decisions.{name}")
     began = time.process_time()
     with own_settings(1):
@@ -117,14 +132,14 @@ def search(name: str, agent: str, seed: int) -> dict[str, str]:
     return dict(zip(_COLUMNS, values, strict=True))
 
 
-def run(functions: list[str], seeds: int, out: Path) -> None:
+def run(functions: list[str], seeds: int, out: Path, agents: Agents) -> None:
     """Add the rows that are missing; an interrupted run goes on."""
     write_concrete()
     rows = read(out)
     done = {(row["function"], row["agent"], row["seed"]) for row in rows}
-    for seed, name, agent in itertools.product(range(seeds), functions, AGENTS):
+    for seed, name, agent in itertools.product(range(seeds), functions, agents):
         if (name, agent, str(seed)) not in done:
-            rows.append(search(name, agent, seed))
+            rows.append(search(name, agent, seed, agents))
             print(*rows[-1].values(), flush=True)
             write(rows, out)
 
@@ -141,7 +156,7 @@ def write(rows: list[dict[str, str]], path: Path) -> None:
     write_bytes(path, ("\n".join(lines) + "\n").encode())
 
 
-def page(rows: list[dict[str, str]]) -> str:
+def page(rows: list[dict[str, str]], agents: Agents) -> str:
     """Return the page: each function, ranks, and the verdicts of the rules above."""
     frame = pd.DataFrame(rows).astype({"seed": int, "regret": float, "seconds": float})
     names = [name for name in NINE if name in set(frame.function)]
@@ -149,13 +164,13 @@ def page(rows: list[dict[str, str]]) -> str:
         "| function | inputs | agent | regret | log10 regret less BoTorch's | less uniform's | seconds a search |",
         "|---|---:|---|---:|---:|---:|---:|",
     ]
-    means, verdicts = dict[str, list[float]](), {agent: dict[str, list[str]]() for agent in JUDGED}
+    means, verdicts = dict[str, list[float]](), {name: dict[str, list[str]]() for name in JUDGED if name in agents}
     for name in names:
         some = frame[frame.function == name]
         regret = some.pivot(index="seed", columns="agent", values="regret").dropna()
         logs = np.log10((regret / spread(name)).clip(lower=_LEAST))
         count = len(logs)
-        for agent in AGENTS:
+        for agent in agents:
             error = float(regret[agent].std() / count**0.5)
             by = {other: logs[agent] - logs[other] for other in (REFERENCE, "uniform")}
             of = {other: (float(d.mean()), float(d.std() / count**0.5)) for other, d in by.items()}
@@ -179,7 +194,7 @@ def page(rows: list[dict[str, str]]) -> str:
                     verdicts[agent].setdefault(verdict, []).extend([name] * holds)
     ranks = pd.DataFrame(means).rank(axis=1)
     seeds = frame.groupby("function").seed.nunique()
-    told = " ".join(f"{agent} {ranks[agent].mean():.1f}," for agent in AGENTS).rstrip(",")
+    told = " ".join(f"{agent} {ranks[agent].mean():.1f}," for agent in agents).rstrip(",")
     said = [
         f"- `{agent}` is " + "; ".join(f"{verdict} on {_of(names, found)}" for verdict, found in by.items()) + "."
         for agent, by in verdicts.items()
@@ -190,7 +205,7 @@ def page(rows: list[dict[str, str]]) -> str:
     about = (__doc__ or "").partition("\n")[2].strip("\n")
     return "\n".join(
         [
-            "# Nine functions",
+            "# Nine functions" if agents is AGENTS else "# Nine functions, four evaluations at once",
             "",
             about,
             "",
@@ -214,11 +229,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--functions", nargs="+", choices=NINE, default=list(NINE), metavar="NAME")
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--batch", type=int, choices=(1, 4), default=1)
+    parser.add_argument("--out", type=Path)
     asked = parser.parse_args()
-    run(asked.functions, asked.seeds, asked.out)
-    if asked.out == OUT:
-        write_bytes(OUT.with_suffix(".md"), page(read(OUT)).encode())
+    out, agents = (OUT, AGENTS) if asked.batch == 1 else (OUT.with_stem("nine_fours"), FOURS)
+    run(asked.functions, asked.seeds, asked.out or out, agents)
+    if asked.out is None:
+        write_bytes(out.with_suffix(".md"), page(read(out), agents).encode())
 
 
 if __name__ == "__main__":
