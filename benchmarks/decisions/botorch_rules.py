@@ -6,7 +6,7 @@
 
 ``SingleTaskGP`` is fitted to all evaluations before each batch, with standardised values, inputs in the unit cube, its
 default kernel and its priors (Hvarfner et al. 2024). ``botorch_logei`` maximises LogEI for one point and qLogEI for a
-batch (10 restarts, 512 raw samples), or takes the best row of a table; ``botorch_thompson`` maximises drawn paths
+batch (10 restarts, 512 raw samples), or takes the best rows of a table; ``botorch_thompson`` maximises drawn paths
 (Wilson et al. 2020) over 2,000 Sobol points.
 """
 
@@ -72,18 +72,21 @@ def thompson(belief: Belief | None, question: Question, width: float, rng: Seed)
 
 
 def logei_of_rows(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
-    """Choose the candidate with the largest LogEI."""
-    from botorch.acquisition import LogExpectedImprovement  # type: ignore[attr-defined]
+    """Choose the candidate with the largest LogEI, or a batch one by one by qLogEI."""
+    from botorch.acquisition import LogExpectedImprovement, qLogExpectedImprovement
+    from botorch.optim import optimize_acqf_discrete
 
-    if question.count > 1:
-        raise UserError("batch: must be 1 for botorch_logei in a table")
     with torch.random.fork_rng(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(rng.integer() % 2**31)
         model, values = _model(question)
-        with torch.no_grad():
-            of = LogExpectedImprovement(model, values.max())(torch.from_numpy(question.candidates[0])[:, None].double())
-    return of.argmax()[None, None].numpy()
+        rows = torch.from_numpy(question.candidates[0]).double()
+        if question.count == 1:
+            with torch.no_grad():
+                return LogExpectedImprovement(model, values.max())(rows[:, None]).argmax()[None, None].numpy()
+        batch = qLogExpectedImprovement(model, values.max())
+        points, _ = optimize_acqf_discrete(batch, question.count, choices=rows, unique=True)
+    return (points[:, None] == rows).all(-1).double().argmax(1)[None].numpy()
 
 
 def _only_continuous(belief: Belief | None, question: Question, width: float, rng: Seed) -> np.ndarray:
