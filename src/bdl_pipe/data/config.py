@@ -75,7 +75,8 @@ class DatasetConfig:
             release.
         targets: the transform of regression targets. ``standardise``: subtract the mean and divide by the standard
             deviation of the training rows; ``log``: standardise the logarithms, which requires targets > 0; ``auto``:
-            one of these two, chosen by ridge regression on the split's training rows; ``centre``: subtract the mean
+            one of these two, chosen by ridge regression on the split's training rows, and logarithms
+            only if they gain more than a standard error; ``centre``: subtract the mean
             (Harrison et al., 2023, G.2); ``none``: unchanged. Class labels are not transformed.
         held_out: indices of image classes to remove from training, validation and test rows; the test rows of these
             classes become the out-of-distribution set ``held_out``.

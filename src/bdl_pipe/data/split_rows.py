@@ -239,12 +239,13 @@ def _transform(rows: Examples, raw: Raw, config: DatasetConfig, scaling: Scaling
 def logarithms_fit_better(
     transformed: Callable[[np.ndarray], Float[Tensor, "row column"]], inputs: np.ndarray, targets: np.ndarray
 ) -> bool:
-    """Return True if the logarithms of targets have the larger leave-one-out log density of ridge regression.
+    """Return True if logarithms raise the leave-one-out log density of ridge regression by more than a standard error.
 
     Its leave-one-out residuals have a closed form: e_i/(1 − h_i), where e are the residuals and h is the diagonal of
     Φ(ΦᵀΦ + Λ)⁻¹Φᵀ (Hastie, Tibshirani & Friedman 2009, section 7.10). If s² is the mean square of the leave-one-out
-    residuals, a left-out target has the mean log density −½ log(2πs²) − ½. Subtracting log y turns a log density of
-    log y into a log density of y. Only the training rows of a split are used.
+    residuals r_i, a left-out target has the log density −½ log(2πs²) − r_i²/(2s²). Subtracting log y turns a log
+    density of log y into a log density of y. The error is that of the mean over rows. A smaller gain leaves the targets
+    as they are, since a mean that is an exponential depends on the noise. Only the training rows of a split are used.
 
     Args:
         transformed: raw training rows -> network inputs.
@@ -254,11 +255,14 @@ def logarithms_fit_better(
     chosen = np.unique(np.linspace(0, len(targets) - 1, _ROWS).round().astype(int))
     rows, values = transformed(inputs[chosen]).double().numpy(), targets[chosen]
     logs = np.log(values)
-    return left_out_density(rows, logs) - float(logs.sum(1).mean()) > left_out_density(rows, values)
+    gain = left_out_densities(rows, logs) - logs.sum(1) - left_out_densities(rows, values)
+    return bool(gain.mean() > gain.std() / math.sqrt(len(gain)))
 
 
-def left_out_density(rows: np.ndarray, targets: np.ndarray) -> float:
-    """Return the mean log density of left-out targets over rows; outputs are independent."""
+def left_out_densities(
+    rows: Float[np.ndarray, "row column"], targets: Float[np.ndarray, "row output"]
+) -> Float[np.ndarray, " row"]:
+    """Return the log density of each left-out row's targets; outputs are independent."""
     phi = np.concatenate([rows, np.ones((len(rows), 1))], axis=1)
     ridge = np.full(phi.shape[1], _RIDGE)
     ridge[-1] = 1e-8  # the bias has a tiny penalty, so that the matrix of one row has an inverse
@@ -266,4 +270,4 @@ def left_out_density(rows: np.ndarray, targets: np.ndarray) -> float:
     leverage = np.einsum("nd,de,ne->n", phi, inverse, phi)
     residuals = (targets - phi @ (inverse @ (phi.T @ targets))) / np.maximum(1 - leverage, 1e-12)[:, None]
     square = np.maximum((residuals**2).mean(axis=0), np.finfo(float).tiny)
-    return float(-0.5 * (np.log(2 * math.pi * square) + 1).sum())
+    return -0.5 * (np.log(2 * math.pi * square) + residuals**2 / square).sum(1)
