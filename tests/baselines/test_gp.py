@@ -178,16 +178,18 @@ def test_levels_without_an_order_keep_the_covariance_regular(seed: int) -> None:
 
 
 @pytest.mark.parametrize("ard", [False, True])
-def test_the_prior_of_length_scales_is_the_lognormal_of_columns_in_the_unit_interval(ard: bool) -> None:
+def test_the_priors_are_lognormals_of_columns_in_the_unit_interval_and_of_the_noise(ard: bool) -> None:
     """Of ℓ/√12, since a standardised uniform column is √12 wide; without that factor the comparison fails."""
     rows, targets = table().tensors("train")
     plain, scaled = (Evidence(rows, targets, ard, prior=prior) for prior in ("none", "dimension_scaled"))
     lengths = scaled.process.covar_module.base_kernel.lengthscale.detach().numpy()
-    assert lengths.size == (6 if ard else 2)
+    noise = scaled.process.likelihood.noise.detach().numpy()
+    assert (lengths.size, noise.size) == (6 if ard else 2, 2)
 
     def density(unit: float) -> float:
         law = scipy.stats.lognorm(s=math.sqrt(3), scale=math.exp(math.sqrt(2)) * math.sqrt(3))
-        return float((law.logpdf(lengths / unit) - math.log(unit)).sum())
+        of_noise = scipy.stats.lognorm(s=1.0, scale=math.exp(-4.0)).logpdf(noise).sum()
+        return float((law.logpdf(lengths / unit) - math.log(unit)).sum() + of_noise)
 
     difference = float((plain.loss(0) - scaled.loss(0)).detach()) * targets.numel()
     assert difference == pytest.approx(density(math.sqrt(12)), rel=1e-9)

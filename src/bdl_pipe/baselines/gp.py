@@ -11,8 +11,10 @@ N(y | f, σ²/w).
 With few rows and many columns the evidence is flat in the length scales, and each of them stays about where it began.
 The prior of Hvarfner, Hellsten and Nardi (2024, "Vanilla Bayesian optimization performs great in high dimensions",
 section 5) grows with the square root of the number of columns: log ℓ ~ N(√2 + ½ log d, 3). It is for columns uniform in
-[0, 1]; our columns are standardised, so that our ℓ is larger by √12. The maximum a posteriori takes the place of the
-evidence's. Unlike theirs, our output scale is fitted, and our noise has no prior.
+[0, 1]; our columns are standardised, so that our ℓ is larger by √12. With it the noise of standardised targets has the
+prior log σ² ~ N(−4, 1), as in BoTorch: long length scales and a noise without a prior would explain all targets of a
+few rows as noise. The maximum a posteriori takes the place of the evidence's. Unlike theirs, our output scale is
+fitted.
 """
 
 import math
@@ -62,8 +64,8 @@ class GpConfig:
         lr: Adam's constant learning rate for the unconstrained hyperparameters.
         optimiser: ``lbfgs`` goes to a minimum, which matters where targets have no noise: the evidence of the noise is
             flat, and after 100 steps of Adam it is still far too large. It does not use ``lr``.
-        prior: of each length scale, besides the evidence: ``none``, or ``dimension_scaled``, by which more columns
-            have longer ones.
+        prior: of length scales and noise, besides the evidence: ``none``, or ``dimension_scaled``, by which more
+            columns have longer length scales, and noise is small.
     """
 
     ard: bool
@@ -100,16 +102,18 @@ class Evidence(Objective):
         self.process = processes().ExactGp(inputs, targets / variance_of(targets, weights).sqrt(), ard, weights)
         self._count = targets.numel() if weights is None else float(weights.sum()) * targets.shape[1]
         centre = torch.tensor(math.sqrt(2) + 0.5 * math.log(12 * inputs.shape[1]), dtype=torch.float64)
-        law = LogNormal(centre.to(inputs.device), math.sqrt(3))
-        self._prior = None if prior == "none" else law
+        laws = LogNormal(centre.to(inputs.device), math.sqrt(3)), LogNormal(0 * centre.to(inputs.device) - 4, 1.0)
+        self._priors = None if prior == "none" else laws
 
     def parameters(self) -> list[Tensor]:
         return list(self.process.parameters())
 
     def loss(self, step: int) -> Tensor:
         log_density = self.process.log_marginal_likelihood()
-        if self._prior is not None:
-            log_density = log_density + self._prior.log_prob(self.process.covar_module.base_kernel.lengthscale).sum()
+        if self._priors is not None:
+            of_lengths, of_noise = self._priors
+            log_density = log_density + of_lengths.log_prob(self.process.covar_module.base_kernel.lengthscale).sum()
+            log_density = log_density + of_noise.log_prob(self.process.likelihood.noise).sum()
         return -log_density / self._count
 
     def state(self) -> dict[str, Tensor]:
