@@ -1,6 +1,7 @@
 """Tiny-ImageNet, ImageWoof and the downsampled ImageNet: small archives of their formats, and damaged ones."""
 
 import io
+import tarfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -146,6 +147,19 @@ def test_truncated_missing_and_empty_archives_are_refused(tmp_path: Path, kind: 
         ImageWoof(str(pack(tmp_path, "folder", {"a/b.txt": b"", "c.txt": b""}, "e"))).read()
     with pytest.raises(ConfigError, match="side must be > 0, got 0"):
         ImageWoof("x", side=0)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_a_tar_is_read_and_kept_in_its_folder_by_every_python(
+    tmp_path: Path, old: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python before 3.11.4 has no filter, and would write the second archive's file beside the folder."""
+    if old:
+        monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    assert len(TinyImageNet(str(pack(tmp_path, "tgz", tiny(), "t"))).read().train) == 12
+    made.tar(tmp_path / "out.tgz", {"t/wnids.txt": b"", "../../bdl-out.txt": b"out"})
+    with pytest.raises(DataError, match=r"out\.tgz: "):
+        TinyImageNet(str(tmp_path / "out.tgz")).read()
 
 
 def npz(folder: Path, **changes: np.ndarray) -> Path:
