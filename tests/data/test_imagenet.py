@@ -158,7 +158,7 @@ def test_a_tar_is_read_and_kept_in_its_folder_by_every_python(
         monkeypatch.delattr(tarfile, "data_filter", raising=False)
     assert len(TinyImageNet(str(pack(tmp_path, "tgz", tiny(), "t"))).read().train) == 12
     made.tar(tmp_path / "out.tgz", {"t/wnids.txt": b"", "../../bdl-out.txt": b"out"})
-    with pytest.raises(DataError, match=r"out\.tgz: "):
+    with pytest.raises(DataError, match=r"out\.tgz: is truncated or not an archive .*bdl-out"):
         TinyImageNet(str(tmp_path / "out.tgz")).read()
 
 
