@@ -179,7 +179,7 @@ def test_levels_without_an_order_keep_the_covariance_regular(seed: int) -> None:
 
 @pytest.mark.parametrize("ard", [False, True])
 def test_the_priors_are_lognormals_of_columns_in_the_unit_interval_and_of_the_noise(ard: bool) -> None:
-    """Of ℓ/√12, since a standardised uniform column is √12 wide; without that factor the comparison fails."""
+    """The prior is one of ℓ/√12, as a standardised uniform column is √12 wide; without √12 the comparison fails."""
     rows, targets = table().tensors("train")
     plain, scaled = (Evidence(rows, targets, ard, prior=prior) for prior in ("none", "dimension_scaled"))
     lengths = scaled.process.covar_module.base_kernel.lengthscale.detach().numpy()

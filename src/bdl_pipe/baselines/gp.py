@@ -8,7 +8,7 @@ hyperparameters of about 1.
 A row of weight w in the log-likelihood has the noise variance σ²/w, with the terms in which N(y | f, σ²)^w differs from
 N(y | f, σ²/w).
 
-With few rows and many columns the evidence is flat in the length scales, and each of them stays about where it began.
+With few rows and many columns the evidence hardly determines the length scales, and some of them grow without end.
 The prior of Hvarfner, Hellsten and Nardi (2024, "Vanilla Bayesian optimization performs great in high dimensions",
 section 5) grows with the square root of the number of columns: log ℓ ~ N(√2 + ½ log d, 3). It is for columns uniform in
 [0, 1]; our columns are standardised, so that our ℓ is larger by √12. With it the noise of standardised targets has the
@@ -101,9 +101,11 @@ class Evidence(Objective):
     ) -> None:
         self.process = processes().ExactGp(inputs, targets / variance_of(targets, weights).sqrt(), ard, weights)
         self._count = targets.numel() if weights is None else float(weights.sum()) * targets.shape[1]
-        centre = torch.tensor(math.sqrt(2) + 0.5 * math.log(12 * inputs.shape[1]), dtype=torch.float64)
-        laws = LogNormal(centre.to(inputs.device), math.sqrt(3)), LogNormal(0 * centre.to(inputs.device) - 4, 1.0)
-        self._priors = None if prior == "none" else laws
+        self._priors: tuple[LogNormal, LogNormal] | None = None
+        if prior != "none":
+            means = torch.tensor([math.sqrt(2) + 0.5 * math.log(12 * inputs.shape[1]), -4.0], dtype=torch.float64)
+            of_lengths, of_noise = means.to(inputs.device)
+            self._priors = LogNormal(of_lengths, math.sqrt(3)), LogNormal(of_noise, 1.0)
 
     def parameters(self) -> list[Tensor]:
         return list(self.process.parameters())
