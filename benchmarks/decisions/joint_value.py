@@ -192,7 +192,7 @@ def page(rows: list[dict[str, str]]) -> str:
     commits = ", ".join(sorted(set(frame.commit)))
     facts = f"{frame.seed.nunique()} seeds; {device_name('cpu')}; torch {torch.__version__}; commit {commits}; "
     facts += f"{frame.seconds.sum():,.0f} s of the processor."
-    return "\n".join(["# What the joint is worth", "", about, "", facts, "", *lines, ""])
+    return "\n".join(["# Joint draws where batches are chosen", "", about, "", facts, "", *lines, ""])
 
 
 def main() -> None:

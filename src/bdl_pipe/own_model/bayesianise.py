@@ -33,7 +33,7 @@ from .rows import read as read_rows
 from .start import CHAINS, INDUCING
 from .trunk import check, pad_token, plain, tied
 
-_ADAPTERS_TEMPERATURE: Final = 0.1  # of K-FAC over all adapters: at 1 its draws lose the fit (results/lora.md)
+_ADAPTERS_TEMPERATURE: Final = 0.1  # of K-FAC over all adapters: at 1 drawn adapters predict badly (results/lora.md)
 _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
