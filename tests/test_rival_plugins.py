@@ -205,6 +205,9 @@ def test_the_lightgbm_plugin_predicts_as_its_package_from_its_own_categories(own
     if head == "t":
         assert isinstance(predictive, StudentT) and 2.1 <= float(predictive.degrees) <= 100
         np.testing.assert_allclose(predictive.mean[:, 0], expected, rtol=1e-12)
+        narrow = predicted(State(state.tensors | {"0.range": torch.tensor([-0.1, 0.0])}, state.config), data)
+        logs = narrow.squared_scale.log() - state.tensors["log_scale"]
+        assert -0.1 - 1e-6 <= float(logs.min()) < float(logs.max()) <= 1e-6
     else:
         median = expected + float(state.tensors["shift"][0, 2])
         equal = np.isclose(predictive.quantile(0.5)[:, 0], median, rtol=1e-6)

@@ -4,8 +4,9 @@ Trees split by a category's own values. The number of rounds is the mean over th
 which stops early; the model is then fitted to all rows. The distribution comes from the residuals of left-out rows:
 
 - ``lightgbm_t``: f(x) + c s(x) t_ν. s² is boosted on the squared residuals with the deviance of a gamma distribution,
-  or constant, whichever is better for left-out rows; c and ν maximise their log-likelihood. LightGBMLSS boosts the
-  parameters of a t together; this does not, and is named after what it does.
+  or constant, whichever is better for left-out rows, and never leaves the range that it has on them, since a leaf of
+  few rows can give any value; c and ν maximise their log-likelihood. LightGBMLSS boosts the parameters of a t
+  together; this does not, and is named after what it does.
 - ``lightgbm_quantiles``: five boosted quantiles, each shifted to its level on left-out rows, joined to a distribution.
 
 LightGBM's models are stored as their own text, so that nothing is unpickled.
@@ -75,7 +76,7 @@ class LightGBMPosterior(bdl.StoredPosterior):
             values = torch.stack([torch.stack(of_output, -1) for of_output in raw], 1)
             return Quantiles.of(values + self.tensors["shift"].cpu(), self.tensors["least"].cpu())
         mean = torch.stack([self._sums(f"{i}.mean", rows) for i in outputs], -1)
-        parts = [self._sums(f"{i}.variance", rows) if f"{i}.variance" in self._models else 0.0 for i in outputs]
+        parts = [self._log_variance(i, rows) if f"{i}.variance" in self._models else 0.0 for i in outputs]
         log_scale = torch.stack(
             [
                 self.tensors["log_scale"][i].cpu() + part * torch.ones(len(rows))
@@ -84,6 +85,10 @@ class LightGBMPosterior(bdl.StoredPosterior):
             -1,
         )
         return StudentT(mean[None].double(), log_scale[None].double().exp(), float(self.tensors["degrees"]))
+
+    def _log_variance(self, output, rows):
+        least, most = self.tensors[f"{output}.range"].tolist()
+        return self._sums(f"{output}.variance", rows).clamp(least, most)
 
     def _sums(self, name, rows):
         return torch.from_numpy(np.asarray(self._models[name].predict(rows, raw_score=True, num_threads=1)))
@@ -177,6 +182,7 @@ def fit_t(data, inputs, config, *, rng, report):
         boosted = student_noise.fit([np.sqrt(each)]).density - log_variance[there].mean() / 2
         if boosted > student_noise.fit([np.sqrt(one / math.exp(constant))]).density - constant / 2:
             tensors[f"{output}.variance"] = text
+            tensors[f"{output}.range"] = torch.tensor([log_variance[there].min(), log_variance[there].max()])
             scaled.append(np.sqrt(each))
             log_scales.append(0.0)
         else:
