@@ -3,7 +3,8 @@
     python -m benchmarks.protocols scoringbench --methods constant linear boosting multi_swag
     python -m benchmarks.protocols tabarena --only credit-g diabetes --folds 1
 
-Each table is first compared with its published description. Finished rows are not made again.
+Each table is first compared with its published description. A method may be a rival of ``benchmarks.rivals``, at its
+defaults. Finished rows are not made again, so that a stopped command continues.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import pandas as pd
 
 from bdl_pipe.errors import UserError
 from bdl_pipe.files import write_bytes
+from benchmarks.rivals import run
 from benchmarks.your_data import page, project
 
 from . import scoringbench, tabarena, tables
@@ -31,7 +33,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="the folder of the rows and the page")
     chosen = parser.parse_args()
     chosen.out.mkdir(parents=True, exist_ok=True)
-    path = chosen.out / f"{chosen.protocol}.csv"
+    path, commit = chosen.out / f"{chosen.protocol}.csv", run.facts()["commit"][:8]
     for name, table in tables.of(chosen.protocol).items():
         if chosen.only and name not in chosen.only:
             continue
@@ -49,7 +51,9 @@ def main() -> int:
                 rows = scoringbench.run(frame, table.target, [method], chosen.folds)
             else:
                 rows = tabarena.run(frame, table.target, table.task, [method], chosen.folds)
-            made = pd.DataFrame([{"table": name, **row} for row in rows])
+            if not rows:  # the method has no such task
+                continue
+            made = pd.DataFrame([{"table": name, **row, "commit": commit} for row in rows])
             print(made.mean(numeric_only=True).to_dict(), name, method, flush=True)
             whole = pd.concat([part for part in (kept, made) if len(part)])
             ordered = whole.sort_values(["table", "method", "fold"], kind="stable")

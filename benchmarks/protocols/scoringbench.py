@@ -14,9 +14,9 @@ import pandas as pd
 import torch
 from sklearn.model_selection import KFold
 
-from bdl_pipe import BayesianRegressor
 from bdl_pipe.metrics.comparison import Ranks, mean_ranks
 
+from . import estimators
 from .scores import scored
 
 SEED: Final = 42
@@ -53,7 +53,8 @@ def run(frame: pd.DataFrame, target: str, methods: Sequence[str], only: int = FO
         median = x.iloc[train].median()
         for method in methods:
             start = time.perf_counter()
-            model = BayesianRegressor(method, random_state=SEED, threads=1)
+            model = estimators.of(method, "regression", SEED)
+            assert model is not None
             model.fit(x.iloc[train].fillna(median).to_numpy(), y[train])
             predictive = model.predict_dist(x.iloc[test].fillna(median).to_numpy()).predictive
             seconds = time.perf_counter() - start

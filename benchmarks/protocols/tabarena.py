@@ -13,7 +13,7 @@ import pandas as pd
 from sklearn.metrics import log_loss, roc_auc_score
 from sklearn.model_selection import KFold, StratifiedKFold
 
-from bdl_pipe import BayesianClassifier, BayesianRegressor
+from . import estimators
 
 FOLDS: Final = 3
 
@@ -37,7 +37,7 @@ def error(task: str, y: np.ndarray, predicted: np.ndarray, classes: np.ndarray |
 def run(
     frame: pd.DataFrame, target: str, task: str, methods: Sequence[str], only: int = FOLDS
 ) -> list[dict[str, object]]:
-    """Fit and score methods on the first ``only`` folds of the first repeat."""
+    """Fit and score the methods that have the task on the first ``only`` folds of the first repeat."""
     known = frame[frame[target].notna()].reset_index(drop=True)
     x, y = known.drop(columns=target), known[target].to_numpy()
     rows = list[dict[str, object]]()
@@ -46,12 +46,14 @@ def run(
             break
         for method in methods:
             start = time.perf_counter()
+            model = estimators.of(method, task, 0)
+            if model is None:
+                continue
+            model.fit(x.iloc[train], y[train])
             if task == "regression":
-                model = BayesianRegressor(method, random_state=0, threads=1).fit(x.iloc[train], y[train])
                 value = error(task, y[test], model.predict(x.iloc[test]))
             else:
-                classifier = BayesianClassifier(method, random_state=0, threads=1).fit(x.iloc[train], y[train])
-                value = error(task, y[test], classifier.predict_proba(x.iloc[test]), np.asarray(classifier.classes_))
+                value = error(task, y[test], model.predict_proba(x.iloc[test]), np.asarray(model.classes_))
             seconds = time.perf_counter() - start
             rows.append({"method": method, "fold": fold, "rows": len(test), "error": value, "seconds": seconds})
     return rows
