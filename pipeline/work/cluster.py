@@ -199,8 +199,11 @@ def connected(
                     raise UserError(f"Ray ({settings.address}) {rule}") from None
                 except Exception as error:  # a plain Exception if a busy machine takes longer than Ray's 30 seconds
                     if not attempts_left:
-                        where = settings.address or "inside this process"
-                        raise UserError(f"Ray ({where}) did not start: {hide(first_line(error))}") from None
+                        text = hide(first_line(error))
+                        if not settings.address:
+                            raise UserError(f"Ray (inside this process) did not start: {text}") from None
+                        cure = "if the cluster requires a token, set RAY_AUTH_MODE=token"
+                        raise UserError(f"RAY_ADDRESS={settings.address}: cannot connect ({text}); {cure}") from None
                     ray.shutdown()
         nodes.ensure(settings, say=say)
         yield

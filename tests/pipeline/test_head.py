@@ -99,7 +99,7 @@ def test_a_local_ray_is_started_up_to_three_times_and_a_cluster_is_asked_once(
     import ray
 
     failure = Exception("The current node timed out during startup.\nMore.")
-    init = Mock(side_effect=[failure, failure, None, failure, failure, failure, failure])
+    init = Mock(side_effect=[failure, failure, None, *[failure] * 5])
     monkeypatch.setattr(ray, "init", init)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(nodes, "ensure", lambda settings, say: None)
@@ -112,3 +112,10 @@ def test_a_local_ray_is_started_up_to_three_times_and_a_cluster_is_asked_once(
     with pytest.raises(UserError, match="did not start"), cluster.connected(Settings(), head=lambda: "127.0.0.1:1"):
         pass
     assert [call.kwargs["address"] for call in init.call_args_list] == ["local"] * 6 + ["127.0.0.1:1"]
+    monkeypatch.setattr(nodes, "require_head", lambda address: None)
+    message = (
+        r"^RAY_ADDRESS=here:1: cannot connect \(The current .*; if the .* requires a token, set RAY_AUTH_MODE=token$"
+    )
+    with pytest.raises(UserError, match=message), cluster.connected(Settings(address="here:1")):
+        pass
+    assert init.call_count == 8
