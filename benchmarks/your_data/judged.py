@@ -66,10 +66,10 @@ class Ranks:
 
 
 def labelled(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return the rows with the splits of a table's headline and of a commit that has headlines, with their labels."""
+    """Return the rows of the tables that the rule chose, with the splits of a table's headline, and their labels."""
     label, own = rows["rival"] + np.where(rows["settings"] == "default", "", _TUNED), rows[rows["rival"] == HEADLINE]
     there = pd.MultiIndex.from_frame(rows[_KEY]).isin(pd.MultiIndex.from_frame(own[_KEY]))
-    return rows.assign(label=label)[there & rows["commit"].isin(own["commit"])]
+    return rows.assign(label=label)[there & rows["table"].map(lambda name: BY_NAME[name].rows < _LARGEST)]
 
 
 def scores(rows: pd.DataFrame, score: str, names: Sequence[str]) -> pd.DataFrame:

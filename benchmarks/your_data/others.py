@@ -56,7 +56,7 @@ _RIVALS: Final = (
     "thread each: `python -m benchmarks.rivals`. Validation rows choose; test rows are only scored. A category has its "
     "20 most frequent values, as for every method here. An empty cell was not run. TabPFN has no row: it needs weights."
 )
-_FURTHER: Final = "Rows of an earlier commit, of methods, splits and tables that the judgement does not have."
+_FURTHER: Final = "Larger tables, which the rule did not choose, and splits that the headline does not have."
 _SCORINGBENCH: Final = (
     "Its five folds with seed 42, of at most 3,000 rows, its encoding of categories as whole numbers, and its scores, "
     "of the predictive itself in place of a histogram: `python -m benchmarks.protocols scoringbench`. Its leaderboard "
