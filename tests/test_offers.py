@@ -27,10 +27,10 @@ def names(size: Size) -> list[str]:
 def test_the_offered_methods_suit_the_task_and_the_size() -> None:
     some = [m.name for m in METHODS.values() if m.default is not None and "regression" in m.tasks]
     # for classes, or many rows; or few
-    unsuited = {"swa", "pca_ess", "pca_vi", "kfac_laplace", "svgp", "stacked", "vbpc_regression"}
+    unsuited = {"swa", "pca_ess", "pca_vi", "kfac_laplace", "svgp", "vbpc_regression"}
     assert names(SMALL) == [name for name in some if name not in unsuited]
     assert [name for name in names(SMALL) if name not in names(MIDDLE)] == ["gp"]
-    assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp", "stacked"]
+    assert [name for name in names(MIDDLE) if name not in names(SMALL)] == ["svgp"]
     assert {name for name in names(MIDDLE) if name not in names(LARGE)} == {"ciber_last", "ciber_second", "map_blr"}
     table = Size("classification", 300, 13)
     assert {name for name in names(IMAGES) if name not in names(table)} == {"vbpc", "random_coreset"}

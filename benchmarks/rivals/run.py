@@ -61,10 +61,7 @@ def prepare(folder: Path, tables: Sequence[Table]) -> Params:
             continue
         words = [str(path), "--target", table.target, "--name", table.name, "--minutes", str(project.MINUTES)]
         words += ["--leave-out", *table.leave_out] if table.leave_out else []
-        try:
-            project.verb(folder, "add", *words, "--methods", "stacked")
-        except UserError:  # too few rows
-            project.verb(folder, "add", *words, "--methods", "multi_swag")
+        project.verb(folder, "add", *words, "--methods", "stacked")
     missing = [table.name for table in tables if not (folder / "work" / "prepare" / table.name).is_dir()]
     command = [sys.executable, "-m", "pipeline", "repro", "-j", "1", *(f"prepare@{name}" for name in missing)]
     if missing and subprocess.run(command, cwd=folder, env=project.environment(), check=False).returncode:

@@ -46,7 +46,7 @@ class Rival:
 
 
 RIVALS: Final[dict[str, Rival]] = {
-    "headline": Rival("", {}, about="`stacked`, or `multi_swag` below 1,000 training rows, as `add` writes it"),
+    "headline": Rival("", {}, about="`stacked`, as `add` writes it"),
     "constant": Rival("constant", {}, about="the distribution of the training targets"),
     "boosting": Rival("boosting", _BOOSTING, about="the project's `boosting` as `add` runs it"),
     "boosting_t": Rival(

@@ -8,13 +8,18 @@ import torch
 from torch import Tensor
 
 from bdl_pipe.artifacts import State
-from bdl_pipe.baselines.stacked import StackedPosterior, best_share
+from bdl_pipe.baselines import stacked
+from bdl_pipe.baselines.stacked import StackedPosterior, best_share, with_tails
+from bdl_pipe.data import units
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.split_rows import take
 from bdl_pipe.predictive import Categorical
+from bdl_pipe.progress import Silent
+from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.student_t import StudentT
-from tests.cases import fit
+from tests.cases import config_of, fit
 from tests.refusals import refusal
 
 
@@ -83,6 +88,46 @@ def test_the_share_is_the_best_on_validation_rows_of_fits_without_them(tiny_tabl
     assert torch.equal(state.tensors["share"], one.tensors["share"])
     assert not torch.equal(state.tensors["tabm.head.weight"], one.tensors["tabm.head.weight"]), "fitted to more rows"
     assert float(kept.tensors["share"]) == pytest.approx(best_share(with_share(1.0), with_share(0.0)), abs=1e-3)
+
+
+def test_the_share_of_folds_is_the_best_on_rows_that_are_each_left_out(tiny_table: FitData) -> None:
+    """Both parts are fitted without each fold by hand; the share on the rows that they saw is another one."""
+    data, logs, seen = tiny_table, list[Tensor](), list[Tensor]()
+    state = fit("stacked", "student", data, rng=Seed(3), share_folds=3)
+    config = config_of("stacked", "regression", share_folds=3)
+    search = Seed(3).fold("search")
+    of_row = units.folds_of(data.train, None, 3, ordered=False, rng=search.fold("folds"))
+    assert sorted(np.bincount(of_row)) == sorted(np.bincount(np.arange(len(data.train)) % 3))
+    for number in range(3):
+        rest, out = (take(data.train, np.flatnonzero((of_row == number) == here)) for here in (False, True))
+        held, at = replace(data, train=rest, validation=out), search.fold("fold", number)
+        for rows, into in ((out, logs), (rest, seen)):
+            inputs, targets = data.transform.rows(rows.inputs, rows.targets)
+            network, trees = (
+                posterior_of(
+                    METHODS[name]
+                    .stages["student"]
+                    .fit_one(held, {}, getattr(config, name), rng=at.fold(name), report=Silent())
+                )
+                for name in ("tabm", "boosting")
+            )
+            parts = network.predict(inputs), with_tails(trees.predict(inputs), state.config["tails"])
+            into.append(torch.stack([part.log_prob(targets) for part in parts]))
+    share = float(state.tensors["share"])
+    left_out, known = (torch.cat(of, 1).double() for of in (logs, seen))
+    grid = np.linspace(0, 1, 10_001)
+    assert share == pytest.approx(grid[np.argmax([score(*left_out, w) for w in grid])], abs=1e-4)
+    assert abs(best_share(*known) - share) > 1e-2
+
+
+def test_folds_keep_the_rows_of_a_group_together(tiny_table: FitData) -> None:
+    groups = np.arange(len(tiny_table.train)) // 8
+    grouped = replace(tiny_table, train=Examples(*_columns(tiny_table.train), units=groups))
+    parts = [held for held, _, _ in stacked._held(grouped, 4, Seed(1))]
+    assert sum(len(held.validation) for held in parts) == len(groups)
+    for held in parts:
+        assert held.train.units is not None and held.validation.units is not None and held.search is None
+        assert not set(held.train.units) & set(held.validation.units)
 
 
 def _columns(of: Examples) -> tuple[np.ndarray, np.ndarray]:

@@ -123,13 +123,8 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     """Fit the trees to the training rows; ``rng`` draws the folds, ``inputs`` are not used."""
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
-    if data.train.units is None:
-        labels = targets if classes else np.zeros(len(rows))
-        order = np.lexsort((torch.rand(len(labels), generator=rng.generator(), dtype=torch.float64).numpy(), labels))
-        folds = np.empty(len(labels), dtype=int)
-        folds[order] = np.arange(len(labels)) % min(config.folds, max(2, len(labels) // 2))
-    else:
-        folds = units.folds(data.train.units, config.folds, ordered=data.ordered, rng=rng)
+    labels = targets if classes else None
+    folds = units.folds_of(data.train, labels, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)

@@ -1,24 +1,26 @@
-"""The method ``stacked``: TabM and boosted trees as one mixture, whose share is found on validation rows.
+"""The method ``stacked``: TabM and boosted trees as one mixture, whose share is found on rows that were left out.
 
-Both parts are fitted to the training rows without validation rows. The share w of TabM maximises the log score of their
-mixture on the validation rows,
+These are the rows of ``share_folds`` folds, each left out of one fit of both parts, or with one fold the validation
+rows. The share w of TabM maximises the log score of the parts' mixture on them,
 
     Σ_i log (w p_tabm(y_i | x_i) + (1 − w) p_trees(y_i | x_i)),    0 ≤ w ≤ 1,
 
 which is concave in w (Wolpert 1992 stacks predictions; Yao, Vehtari, Simpson & Gelman 2018, equation 4, predictive
-distributions by the log score, with left-out rows in place of validation rows). Then both parts are fitted to all rows,
-and keep the share. If the data keep the validation rows out of the fit, the first fits are the last.
+distributions by the log score of rows that are each left out). Then both parts are fitted to all rows, and keep the
+share. If there is one fold and the data keep the validation rows out of the fit, the first fits are the last. Few rows
+have folds by default, as a tenth of them would give the share a large error.
 
-TabM chooses its epochs and estimates its noise on the validation rows, which favours its share a little: these are a
-few numbers. If TabM has the tails of a Student t, the trees get the same estimate: their residuals are a Student t, and
-its log squared scale is a line in the log variance of the trees (:func:`.likelihood.least_student_nll`).
+TabM chooses its epochs and estimates its noise on the rows that a fit leaves out, which favours its share a little:
+these are a few numbers. Targets are standardised with all training rows. If TabM has the tails of a Student t, the
+trees get the same estimate: their residuals are a Student t, and its log squared scale is a line in the log variance of
+the trees (:func:`.likelihood.least_student_nll`).
 
 The predictive has ``draws`` equally weighted draws, which joints and disagreement need: TabM's members, each about
 equally often, in round(w·draws) of them, and the trees in all others. So the share is rounded by at most 1/(2·draws).
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
 
 import torch
@@ -26,8 +28,11 @@ from jaxtyping import Float
 from torch import Tensor
 
 from ..artifacts import State, under
+from ..config import LATER
+from ..data import units
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
+from ..data.split_rows import take
 from ..errors import ConfigError, require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
@@ -43,7 +48,8 @@ from .tabm import TABM, TabmConfig
 _PARTS: Final = ("tabm", "boosting")
 _HALVINGS: Final = 50  # of the interval of the share
 _ROWS: Final = 1000  # validation rows of one forward pass
-_FEWEST: Final = 1_000  # training rows
+_MANY: Final = 1_000  # training rows whose validation rows are enough for the share
+_FOLDS: Final = 5
 _STEPS: Final = 1000  # reported steps of each part's fit
 
 
@@ -55,14 +61,16 @@ class StackedConfig:
         tabm: the hyperparameters of the network, see ``methods.tabm``.
         boosting: the hyperparameters of the trees, see ``methods.boosting``; its ``noise`` must be a variance.
         draws: the number of equally weighted draws of the predictive.
+        share_folds: the number of folds whose left-out rows give the share; 1: the validation rows give it.
     """
 
     tabm: TabmConfig
     boosting: BoostingConfig
     draws: int
+    share_folds: int = field(default=1, metadata=LATER)
 
     def __post_init__(self) -> None:
-        require_positive(self, "draws")
+        require_positive(self, "draws", "share_folds")
         noise = self.boosting.noise
         require(noise != "quantiles", "boosting.noise", "must be one, each input or best", noise)
 
@@ -134,25 +142,21 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
     """Fit both parts, find the share, and fit both parts to all rows; ``inputs`` are not used.
 
     Raises:
-        ConfigError: there are no validation rows, or a setting of regression is set for classes.
+        ConfigError: there is one fold, and there are no validation rows, on which the share would be found.
     """
-    held = data.search or data
-    if not len(held.validation):
-        raise ConfigError("methods.stacked", "must have validation rows, on which the share is found", 0)
-    parts = _Parts(report, 2 if held is data else 4)
-
-    def fitted(rows: FitData, address: Seed, where: str) -> list[State]:
-        states = []
+    held = _held(data, config.share_folds, rng.fold("search"))
+    final = [] if held[0][0] is data else [(data, rng.fold("final"), "final")]
+    parts = _Parts(report, len(_PARTS) * (len(held) + len(final)))
+    fits = list[list[State]]()
+    for rows, address, where in held + final:
+        fits.append([])
         for name, method, settings in zip(_PARTS, (TABM, BOOSTING), (config.tabm, config.boosting), strict=True):
             one, seed = method.stages["student"].fit_one, address.fold(name)
-            states.append(
+            fits[-1].append(
                 parts.fit(f"{where}-{name}", lambda part: one(rows, {}, settings, rng=seed, report=part))  # noqa: B023
             )
-        return states
-
-    first = fitted(held, rng.fold("search"), "search")
-    share, tails = _share(first, held, config)
-    states = first if held is data else fitted(data, rng, "final")
+    share, tails = _share([(states, rows) for states, (rows, _, _) in zip(fits, held, strict=False)], config)
+    states = fits[-1]
     tensors = {
         f"{name}.{key}": value for name, of in zip(_PARTS, states, strict=True) for key, value in of.tensors.items()
     }
@@ -161,11 +165,34 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
     return State({**tensors, "share": torch.tensor(share, dtype=torch.float64)}, about)
 
 
+def _held(data: FitData, folds: int, rng: Seed) -> list[tuple[FitData, Seed, str]]:
+    """Return the fits that give the share: their data, whose validation rows they leave out, addresses and names."""
+    if folds == 1:
+        held = data.search or data
+        if not len(held.validation):
+            raise ConfigError("methods.stacked", "must have validation rows, on which the share is found", 0)
+        return [(held, rng, "search")]
+    labels = data.train.targets if data.task == "classification" else None
+    of_row = units.folds_of(data.train, labels, folds, ordered=data.ordered, rng=rng.fold("folds"))
+    pairs = units.left_out(of_row, ordered=data.ordered)
+    return [
+        (
+            replace(data, train=take(data.train, rest), validation=take(data.train, out), search=None),
+            rng.fold("fold", number),
+            f"fold {number}",
+        )
+        for number, (rest, out) in enumerate(pairs)
+    ]
+
+
 @torch.no_grad()
-def _share(states: list[State], held: FitData, config: StackedConfig) -> tuple[float, list[float] | None]:
-    network, trees = NetworkDraws.from_state(states[0], held.device), BoostingPosterior(states[1], held.device)
-    rows = list(held.rows("validation", held.device).batches(_ROWS))
-    predicted = [(network.predict(inputs), trees.predict(inputs), targets) for inputs, targets in rows]
+def _share(fits: Sequence[tuple[Sequence[State], FitData]], config: StackedConfig) -> tuple[float, list[float] | None]:
+    """Return the share of TabM, and the trees' line and degrees of freedom, from fits and the rows they left out."""
+    predicted = []
+    for (tabm, boosting), held in fits:
+        network, trees = NetworkDraws.from_state(tabm, held.device), BoostingPosterior(boosting, held.device)
+        rows = held.rows("validation", held.device).batches(_ROWS)
+        predicted += [(network.predict(inputs), trees.predict(inputs), targets) for inputs, targets in rows]
     tails: list[float] | None = None
     if config.tabm.tails == "student":
         plain = [(with_tails(of, [0.0, 1.0, 6.0]), targets) for _, of, targets in predicted]
@@ -224,9 +251,10 @@ class _Parts(Report):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of both parts, as ``add`` writes them for the two methods."""
+    """Return the hyperparameters of both parts, as ``add`` writes them for the two methods, and folds of few rows."""
     assert TABM.default is not None
-    return {"tabm": {**TABM.settings, **TABM.default.override(size)}, "boosting": dict(BOOSTING.settings)}
+    parts = {"tabm": {**TABM.settings, **TABM.default.override(size)}, "boosting": dict(BOOSTING.settings)}
+    return parts | ({"share_folds": _FOLDS} if size.train < _MANY else {})
 
 
 STACKED = Method(
@@ -236,6 +264,6 @@ STACKED = Method(
     stages={"student": StageSpec(fit)},
     search={"tabm.training.optimiser.lr": (1e-4, 3e-2, "log"), "boosting.learning_rate": (1e-2, 3e-1, "log")},
     settings={"draws": 32},
-    # both parts are fitted twice; of few rows, too few are validation rows
-    default=Default(14.0, override=default, suits=lambda size: size.image is None and size.train >= _FEWEST),
+    # both parts are fitted twice, or to each fold of few rows
+    default=Default(14.0, override=default, suits=lambda size: size.image is None and not size.tiny),
 )

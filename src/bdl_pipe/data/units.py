@@ -8,9 +8,11 @@ latest.
 from collections.abc import Iterator
 
 import numpy as np
+import torch
 
 from ..errors import DataError
 from ..seeds import Seed
+from .examples import Examples
 
 
 def splits_of(
@@ -85,6 +87,24 @@ def folds(units: np.ndarray, count: int, *, ordered: bool, rng: Seed) -> np.ndar
             places[group] = np.argmin(totals)
             totals[places[group]] += sizes[group]
     return places.astype(int)[of_row.reshape(-1)]
+
+
+def folds_of(rows: Examples, labels: np.ndarray | None, count: int, *, ordered: bool, rng: Seed) -> np.ndarray:
+    """Return the fold of each row for a cross-validation by :func:`left_out`, also of rows without units.
+
+    Independent rows go to the folds at random, those of each class about equally often, and there is no fold for fewer
+    than two rows.
+
+    Args:
+        labels: the class of each row; None for regression.
+    """
+    if rows.units is not None:
+        return folds(rows.units, count, ordered=ordered, rng=rng)
+    random = torch.rand(len(rows), generator=rng.generator(), dtype=torch.float64).numpy()
+    order = np.lexsort((random, np.zeros(len(rows)) if labels is None else labels))
+    of_row = np.empty(len(rows), dtype=int)
+    of_row[order] = np.arange(len(rows)) % min(count, max(2, len(rows) // 2))
+    return of_row
 
 
 def left_out(folds: np.ndarray, *, ordered: bool) -> Iterator[tuple[np.ndarray, np.ndarray]]:
