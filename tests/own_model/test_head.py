@@ -14,6 +14,7 @@ from bdl_pipe import ModulePosterior, UserError, bayesianise
 from bdl_pipe.own_model.start import CHAINS, STUDENT, able
 from bdl_pipe.posterior import NetworkDraws
 from bdl_pipe.registry import METHODS
+from bdl_pipe.seeds import Seed
 from bdl_pipe.trajectory.linearised import LinearisedLaplace
 from tests.resuming import Watched
 
@@ -139,6 +140,25 @@ def test_no_method_makes_a_bias_that_the_head_lacks(columns: int) -> None:
         if any("head/bias" in name for name in tensors):
             failed.append(f"{method}: a distribution of the bias")
     assert not failed, "\n".join(failed)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("columns", [0, 2])
+def test_a_bayesian_last_layer_starts_at_the_model_with_its_bias(columns: int, bias: bool) -> None:
+    """After steps of almost no length its mean is the model; without the bias it would be off by as much."""
+    head = nn.Linear(WIDTH, columns or CLASSES, bias=bias)
+    model = net(head=head)
+    if bias:
+        with torch.no_grad():
+            head.bias += torch.arange(float(len(head.bias))) + 2
+    options: dict[str, Any] = {"task": "regression", "held_out": 0} if columns else {}
+    method = "vbll" if columns else "d_vbll"
+    posterior = bayesianise(model, method, loader(columns), epochs=1, lr=1e-9, **options)
+    x = data(columns).tensors[0]
+    with torch.no_grad():
+        meant = model(x)
+        mean = posterior.predict(x).mean if columns else posterior.inner.last_layer(x[:, None, None], rng=Seed(0)).logits
+    torch.testing.assert_close(mean, meant.to(mean.dtype), rtol=1e-4, atol=1e-4)
 
 
 class Cosine(nn.Linear):

@@ -19,6 +19,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor, nn
 
@@ -79,6 +80,11 @@ class LastLayerSpec:
         return isinstance(self.layer, GaussianLayer) and self.layer.noise == "each input"
 
     @property
+    def bias(self) -> bool:
+        """Return whether the last feature is 1, so that its weights are a bias."""
+        return isinstance(self.layer, GaussianLayer) and self.layer.bias
+
+    @property
     def refits(self) -> bool:
         """Return whether densities are fitted after training."""
         return isinstance(self.layer, GenerativeLayer) and self.layer.refit
@@ -92,7 +98,7 @@ class LastLayerSpec:
         """
         trunk = networks.build(self.network, self.input_shape, 0, rng=rng.fold("trunk"))
         counts = torch.zeros(self.outputs) if class_counts is None else class_counts
-        c, size, seed = self.layer, (trunk.width, self.outputs), rng.fold("layer")
+        c, size, seed = self.layer, (trunk.width + self.bias, self.outputs), rng.fold("layer")
         options: dict[str, Any] = {"prior_variance": c.prior_variance, "wishart_dof": c.wishart_dof}
         options |= {"wishart_scale": c.wishart_scale, "rng": seed}
         layer: Layer
@@ -139,7 +145,7 @@ class LastLayerLearner(WeightedLearner):
             self.linear = MeanField(between, features.initial_sd, scale)
         self.log_noise: nn.Linear | None = None
         if spec.noise_of_each_input:
-            self.log_noise = skip_init(nn.Linear, trunk.width, 1)
+            self.log_noise = skip_init(nn.Linear, layer.in_features, 1)
             nn.init.zeros_(self.log_noise.weight)
             nn.init.zeros_(self.log_noise.bias)
 
@@ -269,9 +275,11 @@ class LastLayerLearner(WeightedLearner):
     def _features(self, inputs: Tensor, noise: dict[str, Tensor], shared: Tensor | None = None) -> Tensor:
         """Return φ(x) [batch, width] of a draw; ``shared`` is the output of a point trunk, if computed before."""
         if isinstance(self.trunk, MeanField):
-            return self.trunk(inputs, noise)
-        features: Tensor = self.trunk(inputs) if shared is None else shared
-        return features if self.linear is None else self.linear(features, noise)
+            features: Tensor = self.trunk(inputs, noise)
+        else:
+            features = self.trunk(inputs) if shared is None else shared
+            features = features if self.linear is None else self.linear(features, noise)
+        return F.pad(features, (0, 1), value=1.0) if self.spec.bias else features
 
     def _drawn_features(self, inputs: Tensor, draws: int, rng: Seed) -> Iterator[Tensor]:
         """Yield φ(x) [batch, width] of each draw; a point trunk is computed once."""

@@ -1,7 +1,8 @@
 """The methods ``vbll`` (regression), ``d_vbll``, ``g_vbll`` (classes), and ``…_bnn`` with variational features.
 
 A fit starts from random weights or, if the run's input is a trajectory, from the trajectory's last snapshot: it loads
-the trunk and, if the layer's weights have a Gaussian posterior, the head as their mean.
+the trunk and, if the layer's weights have a Gaussian posterior, the head as their mean; the head's bias is loaded if
+the layer has one (``layer.bias``), as it has for a user's own model. Otherwise the fit has to make up for it.
 
 Training and the validation score of early stopping use the variational posterior. With ``layer.posterior: exact`` the
 exact posterior, given the trained trunk and Σ, replaces it after training (appendix C.6).
@@ -200,7 +201,8 @@ class LastLayerPosterior(LearnerPosterior[LastLayerLearner]):
                 if learner.linear is not None:  # the identity: the head was trained on the trunk
                     nn.init.eye_(learner.linear.module.get_parameter("weight"))
                 if not isinstance(learner.layer, Generative):
-                    learner.layer.mean.copy_(start["head.weight"])
+                    head = [start["head.weight"], *([start["head.bias"][:, None]] if spec.bias else [])]
+                    learner.layer.mean.copy_(torch.cat(head, 1))
         return learner
 
     @classmethod
@@ -286,7 +288,8 @@ def _method(
         return {
             "network": fit.network,
             "training": fit.training(1e-3),
-            "layer": {**_LAYER, **layer, "wishart_scale": 1.0},
+            "layer": {**_LAYER, **layer, "wishart_scale": 1.0}
+            | ({"bias": True} if issubclass(config, VbllConfig) else {}),
         }
 
     return Method(

@@ -36,6 +36,8 @@ class GaussianLayer:
             predictive is a Student t and the prior of the weights is N(0, sΣ); see :class:`StudentRegression`.
         bound: the upper bound of E log Σ exp of the logits in the loss (classification): ``jensen``, the paper's;
             ``tilted`` (Knowles and Minka 2011), never above it; or ``bouchard`` (2007).
+        bias: whether the layer has a bias: one more feature, which is 1, whose weights have the prior of all others.
+            The source has none.
     """
 
     covariance: Kind | Literal["full"]
@@ -51,6 +53,7 @@ class GaussianLayer:
     noise: NoiseOf = field(default="one", metadata=LATER)
     noise_posterior: NoisePosterior = field(default="point", metadata=LATER)
     bound: Bound = field(default="jensen", metadata=LATER)
+    bias: bool = field(default=False, metadata=LATER)
 
     def __post_init__(self) -> None:
         require_positive(self, "prior_variance", "wishart_dof", "wishart_scale", "draws")
