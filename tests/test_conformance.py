@@ -20,7 +20,6 @@ from bdl_pipe.config import read
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.evaluation import EvaluateConfig, score_clean
-from bdl_pipe.evaluation.joint import keeps_functions
 from bdl_pipe.joint_predictive import JointCategorical
 from bdl_pipe.method import Method, fan_in
 from bdl_pipe.metrics.table import metric_of
@@ -241,20 +240,11 @@ def test_a_joint_is_a_distribution_over_the_targets_of_a_group(case: Case) -> No
 
 
 @students
-def test_a_draw_is_one_function_for_all_rows_and_batches(case: Case) -> None:
-    """A joint by draws needs this; a posterior with a joint of its own does not, and is not checked."""
-    posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
-    if keeps_functions(posterior):
-        return
-    whole = draws(posterior.predict(inputs, rng=Seed(1)))
-    parts = [draws(posterior.predict(part, rng=Seed(1))) for part in inputs.split([3, len(inputs) - 3])]
-    for together, *apart in zip(whole, *parts, strict=True):
-        torch.testing.assert_close(torch.cat(apart, 1), together, atol=1e-4, rtol=1e-4)
-
-
-@students
 def test_the_prediction_for_a_row_does_not_depend_on_its_neighbours(case: Case) -> None:
-    """Rows are predicted in another order, and alone: no draw may depend on a row's place in its batch."""
+    """Rows are predicted in another order, and alone: no draw may depend on a row's place in its batch.
+
+    So a draw is one function for all rows and batches, which a joint by draws needs.
+    """
     posterior, (inputs, _) = posterior_of(made(case)), data_of(case.task).tensors("validation")
     whole = draws(posterior.predict(inputs, rng=Seed(1)))
     turned = draws(posterior.predict(inputs.flip(0), rng=Seed(1)))
