@@ -34,6 +34,7 @@ from torch import Tensor, nn
 
 from bdl_pipe import distributed, networks
 from bdl_pipe.networks import ConvNetConfig, WideResNetConfig
+from bdl_pipe.networks.normalisation import BatchNorm
 from bdl_pipe.seeds import Seed
 
 WORKERS: Final = 2
@@ -95,7 +96,7 @@ def measure(config: networks.NetworkConfig, batch: int, rounds: int) -> dict[str
     modules = [Loss(config).train() for _ in range(3)]
     for module in modules:  # layers of batch norm differ on shares by definition
         for layer in module.modules():
-            if isinstance(layer, nn.modules.batchnorm._BatchNorm):
+            if isinstance(layer, BatchNorm):
                 layer.eval()
     wrapped = distributed.averaging(modules[2])
     forms: dict[str, Callable[[], None]] = {

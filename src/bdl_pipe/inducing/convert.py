@@ -161,9 +161,9 @@ def _shared(
 
 def _emptied(network: nn.Module, layer: nn.Module, *, local: bool) -> nn.Module:
     """Remove the layer's weights from the network; each call passes drawn weights instead."""
-    for name, _ in list(layer.named_parameters(recurse=False)):
-        like = layer._parameters.pop(name)
-        layer.register_buffer(name, torch.empty(0, device=like.device, dtype=like.dtype), persistent=False)  # type: ignore[union-attr]
+    for name, like in list(layer.named_parameters(recurse=False)):
+        delattr(layer, name)
+        layer.register_buffer(name, torch.empty(0, device=like.device, dtype=like.dtype), persistent=False)
     if not local:
         return network
     holder = LocalLayer(layer)

@@ -234,7 +234,7 @@ def fix(module: nn.Module, *, every: bool = False, stored: bool = True) -> None:
     for layer in module.modules():
         for name, weight in list(layer.named_parameters(recurse=False)):
             if every or not weight.requires_grad:
-                del layer._parameters[name]
+                delattr(layer, name)
                 layer.register_buffer(name, weight.detach(), persistent=stored)
 
 

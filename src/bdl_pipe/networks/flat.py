@@ -12,6 +12,7 @@ from ..errors import ConfigError, require
 from . import NetworkConfig
 from .base import Network
 from .mlp import Periodic, PiecewiseLinear
+from .normalisation import BatchNorm
 
 _RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # up to this many images, a CPU is faster with all draws of a convolutional network at once
@@ -32,7 +33,7 @@ def stateless(network: nn.Module, key: str) -> "FlatNetwork":
     Raises:
         ConfigError: the network, under ``key``, has running statistics, which a vector of weights does not include.
     """
-    if any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in network.modules()):
+    if any(isinstance(module, BatchNorm) for module in network.modules()):
         raise ConfigError(key, _RULE)
     return FlatNetwork(network)
 

@@ -7,12 +7,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-_NORMS = nn.modules.batchnorm._BatchNorm
+BatchNorm = nn.modules.batchnorm._BatchNorm  # torch has no public name for the base class of its batch norms
 
 
 def has_batch_norm(network: nn.Module) -> bool:
     """Return whether any layer has running statistics."""
-    return any(isinstance(m, _NORMS) and m.track_running_stats for m in network.modules())
+    return any(isinstance(m, BatchNorm) and m.track_running_stats for m in network.modules())
 
 
 @contextmanager
@@ -25,7 +25,7 @@ def evaluation(module: nn.Module, *, batch_statistics: bool = False) -> Iterator
     modes = [(part, part.training) for part in module.modules()]
     module.eval()
     for part, _ in modes:
-        if batch_statistics and isinstance(part, _NORMS):
+        if batch_statistics and isinstance(part, BatchNorm):
             part.train()
     try:
         yield
@@ -42,7 +42,7 @@ def refresh_batch_norm(network: nn.Module, inputs: Float[Tensor, "row ..."], bat
     and a running variance is the mean of the batches' unbiased variances. Layers see the same inputs as in training,
     except that dropout is off, as in prediction.
     """
-    layers = [m for m in network.modules() if isinstance(m, _NORMS) and m.track_running_stats]
+    layers = [m for m in network.modules() if isinstance(m, BatchNorm) and m.track_running_stats]
     if not layers:
         return
     momenta = [layer.momentum for layer in layers]

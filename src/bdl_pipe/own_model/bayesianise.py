@@ -21,6 +21,7 @@ from ..data.fitdata import FitData
 from ..errors import UserError, require, short
 from ..fitting import RATE_SHARE, Fits, SeedFit
 from ..method import Inputs, Method, ModelFit, StageSpec
+from ..networks.normalisation import BatchNorm
 from ..progress import Report, Silent
 from ..registry import METHODS, posterior_of
 from ..seeds import Seed, own_settings
@@ -122,7 +123,7 @@ def bayesianise(
         of_classes = rows.task == "classification"
         registered = register(model, rows.layout, probe, head, frozen_trunk=last_alone, classes=of_classes)
         check_labels(rows, task, registered.head.out_features)
-        norms = [layer for layer in registered.trunk.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+        norms = [layer for layer in registered.trunk.modules() if isinstance(layer, BatchNorm)]
         fits = epochs is None or not norms or min(rows.batch, len(rows)) > 1
         rule = "must give batches of two rows or more, as batch norm needs for training"
         require(fits, "train_loader", rule, rows.batch)

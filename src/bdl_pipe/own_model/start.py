@@ -27,6 +27,7 @@ from ..errors import DataError, UserError, require
 from ..inducing.config import INDEPENDENT, Kind
 from ..method import Method, ModelFit, StageSpec
 from ..networks.base import WEIGHTED
+from ..networks.normalisation import BatchNorm
 from ..posterior import NetworkSpec
 from ..predictive import Gaussian
 from ..registry import METHODS
@@ -205,7 +206,7 @@ def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, 
         UserError: the model has batch norm, or fits every training row exactly.
     """
     layers = model.trunk.module.named_modules()
-    norms = [name for name, layer in layers if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    norms = [name for name, layer in layers if isinstance(layer, BatchNorm)]
     if norms:
         layers = f"{len(norms)} such layer{'s' if len(norms) > 1 else ''}, the first is {norms[0]}"
         raise UserError(f"sgmcmc does not support batch norm, and the model has {layers}: replace it by GroupNorm")

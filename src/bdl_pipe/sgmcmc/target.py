@@ -25,7 +25,7 @@ from ..errors import ConfigError, require, require_positive
 from ..networks import NetworkConfig
 from ..networks.convnet import BatchStatistics
 from ..networks.flat import FlatNetwork
-from ..networks.normalisation import has_batch_norm
+from ..networks.normalisation import BatchNorm, has_batch_norm
 from ..posterior import Likelihood, NetworkSpec
 from ..seeds import Seed
 from ..training.likelihood import NoiseOf
@@ -213,6 +213,6 @@ def factorises(network: nn.Module, *, frozen: bool = False) -> bool:
 
     This holds if no layer normalises over rows. With ``frozen``, a layer with running statistics normalises by them.
     """
-    norms = (nn.modules.batchnorm._BatchNorm, BatchStatistics)
+    norms = (BatchNorm, BatchStatistics)
     tied = [module for module in network.modules() if isinstance(module, norms)]
     return all(frozen and getattr(module, "track_running_stats", False) for module in tied)

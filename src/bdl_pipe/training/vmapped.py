@@ -13,6 +13,7 @@ from ..data.augment import AugmentConfig, augment
 from ..data.fitdata import HeldRows, Rows
 from ..errors import require
 from ..networks import dropout_masks, fastest_order
+from ..networks.normalisation import BatchNorm
 from ..seeds import Seed
 from .learner import Learner, NoisyLearner
 
@@ -89,7 +90,7 @@ class VmappedModels:
         rule = "must be 0 if several members are trained as one (the method dropout draws its own masks)"
         for module in learners[0].modules():
             require(not isinstance(module, nn.Dropout), "network.dropout", rule)
-            batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+            batch_norm = isinstance(module, BatchNorm)
             require(not batch_norm, "network", "must have no batch norm if several members are trained as one")
         held = [part for part in rows if isinstance(part, HeldRows)]
         self._count, self._streams, self._stacked = len(rows[0]), tuple(rows), None
