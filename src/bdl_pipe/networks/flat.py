@@ -8,34 +8,10 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from ..errors import ConfigError, require
-from . import NetworkConfig
 from .base import Network
 from .mlp import Periodic, PiecewiseLinear
-from .normalisation import BatchNorm
 
-_RULE: Final = "must be of a network without running statistics (norm: instance, group or none)"
 _AT_ONCE: Final = 32  # up to this many images, a CPU is faster with all draws of a convolutional network at once
-
-
-def check_norm(network: NetworkConfig, key: str) -> None:
-    """Refuse a config with ``norm: batch`` before a network is built; :func:`stateless` checks the network itself.
-
-    Raises:
-        ConfigError: the config, under ``key``, has ``norm: batch``.
-    """
-    require(getattr(network, "norm", None) != "batch", key, _RULE, "batch")
-
-
-def stateless(network: nn.Module, key: str) -> "FlatNetwork":
-    """Return the network as a function of its weights alone.
-
-    Raises:
-        ConfigError: the network, under ``key``, has running statistics, which a vector of weights does not include.
-    """
-    if any(isinstance(module, BatchNorm) for module in network.modules()):
-        raise ConfigError(key, _RULE)
-    return FlatNetwork(network)
 
 
 @final

@@ -8,7 +8,7 @@ snapshots that it needs.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, final
+from typing import Any, Final, final
 
 import torch
 from jaxtyping import Float
@@ -19,19 +19,21 @@ from ...config import read
 from ...data.fitdata import FitData
 from ...errors import require
 from ...method import Kind
-from ...networks.flat import check_norm, stateless
+from ...networks.flat import FlatNetwork
+from ...networks.normalisation import BatchNorm
 from ...posterior import NetworkSpec
 from ...seeds import Seed
 from ...training import snapshots
 
+_NORM: Final = "must be of a network without running statistics (norm: instance, group or none)"
 
-def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
+
+def check_experts(sources: Mapping[Kind, Any], epochs: int) -> None:
     """Check before training that the config of a trajectory is suitable for experts.
 
     Args:
         sources: the configs of the coreset's inputs, by stage kind.
-        epochs: the number of epochs after the expert's start that the method uses.
-        key: the key of the method's config that needs this number.
+        epochs: the number of epochs after the expert's start that the method uses, by its key ``start_epochs``.
 
     Raises:
         ConfigError: the trajectory lacks its start or an epoch, or its network has running statistics.
@@ -39,12 +41,13 @@ def check_experts(sources: Mapping[Kind, Any], epochs: int, key: str) -> None:
     expert = sources["trajectory"]
     keeps = getattr(expert, "keep_start", False)  # a plugin's trajectory may lack the key
     require(keeps, "input", "must be of a trajectory with keep_start: true", keeps)
-    check_norm(expert.network, "input")
+    require(getattr(expert.network, "norm", None) != "batch", "input", _NORM, "batch")
     parts = expert.epochs * expert.snapshots_per_epoch
     whole = expert.every == 1 and expert.snapshots >= parts
     rule = f"must be of a trajectory with a snapshot of every epoch, or every part of one (snapshots: {parts})"
     require(whole, "input", rule, expert.snapshots)
-    require(epochs <= parts, key, f"must be <= the epochs, or parts of them, of the trajectory ({parts})", epochs)
+    rule = f"must be <= the epochs, or parts of them, of the trajectory ({parts})"
+    require(epochs <= parts, "start_epochs", rule, epochs)
 
 
 @final
@@ -69,7 +72,9 @@ class Experts:
         interface = (self.spec.input_shape, self.spec.outputs)
         ours = (data.input_shape, data.outputs)
         require(interface == ours, "input", f"must be of experts for images and classes of {ours}", interface)
-        self.network = stateless(self.spec.build(Seed(0)).to(data.device), "input")
+        network = self.spec.build(Seed(0)).to(data.device)
+        require(not any(isinstance(module, BatchNorm) for module in network.modules()), "input", _NORM)
+        self.network = FlatNetwork(network)
         counts = []
         for state in states:
             at = snapshots.epochs(state) or []

@@ -181,7 +181,7 @@ def _method(
         surrogate.of_fit,
         "outer",
         needs={"trajectory": "all"},
-        validate_sources=lambda config, sources: check_experts(sources, config.last_epoch, "start_epochs"),
+        validate_sources=lambda config, sources: check_experts(sources, config.last_epoch),
     )
     return Method(
         name=name,
