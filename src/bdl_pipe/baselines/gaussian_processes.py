@@ -66,10 +66,11 @@ class WeightedLikelihood(GaussianLikelihood):
         super().__init__(batch_shape=batch)
         self._weights = weights
 
-    def _shaped_noise_covar(self, base_shape: torch.Size, *params: Any, **kwargs: Any) -> Any:
+    def marginal(self, function_dist: MultivariateNormal, *params: Any, **kwargs: Any) -> MultivariateNormal:
         if not params:
-            return super()._shaped_noise_covar(base_shape, **kwargs)
-        return DiagLinearOperator(self.noise / self._weights)
+            return super().marginal(function_dist, **kwargs)
+        noise = DiagLinearOperator(self.noise / self._weights)
+        return MultivariateNormal(function_dist.mean, function_dist.lazy_covariance_matrix + noise)
 
 
 @final
