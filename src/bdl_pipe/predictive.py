@@ -160,9 +160,10 @@ class Continuous(Predictive):
         """Return a lower and an upper bound [batch, output] of the quantile at ``level``, in float64."""
 
     @property
-    @abstractmethod
     def reach(self) -> tuple[Tensor, Tensor]:
-        """Return the ends [batch, output] of the support of the method's own likelihood; ±∞ if it is unbounded."""
+        """Return the ends [batch, output] of the support of the method's own likelihood; ±∞ unless it is bounded."""
+        everywhere = torch.full_like(self.mean, torch.inf)
+        return -everywhere, everywhere
 
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Continuous":
@@ -244,11 +245,6 @@ class Draws(Continuous):
     @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
         return self.draw_mean.var(0, correction=0)
-
-    @property
-    def reach(self) -> tuple[Tensor, Tensor]:
-        everywhere = torch.full_like(self.mean, torch.inf)
-        return -everywhere, everywhere
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         return mixture(self.draw_log_prob(targets))

@@ -125,11 +125,6 @@ class Quantiles(Continuous):
             exact = self.values[..., piece] + self._slopes[..., piece] * (score - SCORES[piece])
         return exact, exact
 
-    @property
-    def reach(self) -> tuple[Tensor, Tensor]:
-        everywhere = torch.full_like(self.mean, torch.inf)
-        return -everywhere, everywhere
-
     def rescale(self, shift: Tensor, scale: Tensor) -> "Quantiles":
         shift, scale = shift.to(self.values), scale.to(self.values)
         return Quantiles(shift[..., None] + scale[..., None] * self.values)
