@@ -4,7 +4,6 @@ SVG files store text as text, and equal input gives equal bytes.
 """
 
 import io
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from html import escape
 from typing import Any, Final, NamedTuple
@@ -110,8 +109,3 @@ class Drawing:
         label = f'<svg role="img" aria-label="{escape(self.alt, quote=True)}" '
         text = text[text.index("<svg") :].replace("<svg ", label, 1)
         return "\n".join(line.strip() for line in text.splitlines())
-
-
-def listed(values: Iterable[tuple[str, float]], write: Callable[[float], str] = "{:.3g}".format) -> str:
-    """Write names with their values, for an alternative text."""
-    return ", ".join(f"{name} {write(value)}" for name, value in values)

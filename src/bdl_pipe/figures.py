@@ -16,9 +16,9 @@ import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
-from .drawing import MUTED, Drawing, Mark, listed, styled
+from .drawing import MUTED, Drawing, Mark, styled
 from .metrics.table import metric_of
-from .metrics.written import writer
+from .metrics.written import listed, writer
 from .scores import Estimate
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ import numpy as np
 from bdl_pipe.metrics.pit import band
 from bdl_pipe.metrics.standings import Standing
 from bdl_pipe.metrics.table import metric_of
-from bdl_pipe.metrics.written import percent, writer
+from bdl_pipe.metrics.written import listed, percent, writer
 from bdl_pipe.scores import Estimate, Quantity
 
 from .tables import Table
-from .vega import DOT, MUTED, Chart, Rows, axis, chart, fence, fixed, layer, listed, names_of
+from .vega import DOT, MUTED, Chart, Rows, axis, chart, fence, fixed, layer, names_of
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,7 +5,7 @@
 page from light to dark. The signal ``hidden`` has the kinds of runs that the reader hides, see ``report.js``.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -106,11 +106,6 @@ def fixed(mark: str = "rule", **at: float) -> dict[str, Any]:
     look = {"strokeDash": [4, 3], "strokeWidth": 1} if mark == "rule" else {"opacity": 0.25}
     encoding = {name: {"datum": value} for name, value in at.items()}
     return {"data": {"values": [{}]}, "mark": {"type": mark, "color": MUTED, **look}, "encoding": encoding}
-
-
-def listed(values: Iterable[tuple[str, float]], write: Callable[[float], str] = "{:.3g}".format) -> str:
-    """Write names with their values, for a description."""
-    return ", ".join(f"{name} {write(value)}" for name, value in values)
 
 
 def fence(values: Sequence[float]) -> float:

@@ -1,7 +1,7 @@
 """Values as readers see them: about three digits, and the unit."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 from .metric import Metric
@@ -13,6 +13,11 @@ def writer(metric: Metric) -> Callable[[float], str]:
     """Return the function that writes the values of a metric."""
     by_unit = {"digits": digits, "count": count, "bytes": size, "seconds": seconds, "noise": noise}
     return percent if metric.percent else by_unit.get(metric.unit, plain)
+
+
+def listed(values: Iterable[tuple[str, float]], write: Callable[[float], str] = "{:.3g}".format) -> str:
+    """Write names with their values, for the text that stands for a figure."""
+    return ", ".join(f"{name} {write(value)}" for name, value in values)
 
 
 def plain(value: float) -> str:
