@@ -173,7 +173,7 @@ def hour(candidates: Sequence[Candidate], taken: Candidate) -> str:
     splits, a_split = taken.scores.splits, math.fsum(map(split_seconds, candidates))
     more = min(_MOST_SPLITS - splits, int(3600 / a_split)) if splits > 1 and 0 < a_split < math.inf else 0
     if more > 0:
-        what = f"{_many(more, 'more split')} would take {seconds(more * a_split)} of fitting"
+        what = f"{more} more split{'s' if more > 1 else ''} would take {seconds(more * a_split)} of fitting"
         percent = 100 * (1 - half_width(splits + more) / half_width(splits))
         text += f" {what} and narrow the intervals of differences by about {percent:.0f} %."
     return text
@@ -205,10 +205,6 @@ def _value(one: Candidate, metric: str) -> str:
 
 def _label(metric: str) -> str:
     return "accuracy" if metric == "accuracy" else metric_of(metric).label
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count} {what}{'s' if count > 1 else ''}"
 
 
 def _runs(count: int, kind: str = "") -> str:
