@@ -82,7 +82,8 @@ def broadcast_buffers(module: nn.Module) -> None:
     for bucket in _buckets(module.buffers()):
         flat = torch.cat([buffer.reshape(-1) for buffer in bucket])
         dist.broadcast(flat, src=0)
-        _scatter(flat, bucket)
+        for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+            tensor.copy_(part.view(tensor.shape))
 
 
 def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
@@ -103,8 +104,3 @@ def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
     for tensor in tensors:
         buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     return list(buckets.values())
-
-
-def _scatter(flat: Tensor, bucket: list[Tensor]) -> None:
-    for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
-        tensor.copy_(part.view(tensor.shape))
