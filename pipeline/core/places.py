@@ -1,10 +1,11 @@
 """The paths of artifacts and state, below the working directory."""
 
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 PACKAGES: Final = ("src/bdl_pipe", "src/bdl_report", "src/bdl_decisions", "pipeline")  # below the project's root
 WORK: Final = Path("work")
@@ -74,6 +75,14 @@ def rooted(root: Path) -> Iterator[None]:
         yield
     finally:
         _root = before
+
+
+def kept(file: Path) -> dict[str, Any]:
+    """Read a JSON file of ``STATE``; empty if it is missing or damaged, since the project can do without it."""
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def sweep(place: Path) -> None:

@@ -45,7 +45,7 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
     """
     if find_spec("dvc") is None:
         return None
-    recorded, lock, graph = _recorded(), _md5(LOCK), _md5(_GRAPH)
+    recorded, lock, graph = places.kept(_RECORDED), _md5(LOCK), _md5(_GRAPH)
     changed = recorded.get(str(LOCK)) != lock  # written since, by DVC or git, or truncated by a kill
     if changed or recorded.get(str(_GRAPH)) != graph:
         recorded = {}
@@ -123,13 +123,6 @@ def _only_ours() -> bool:
         return set(yaml.safe_load(_GRAPH.read_text(encoding="utf-8"))["stages"]) <= {_SOURCES, *BODIES}
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # DVC reports the error
         return False
-
-
-def _recorded() -> dict[str, str | None]:
-    try:
-        return dict(json.loads(_RECORDED.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
 
 
 def _sources_hash() -> str:

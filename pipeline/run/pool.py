@@ -116,7 +116,7 @@ def schedule(
     Args:
         start: starts the process of a stage.
     """
-    seconds = _seconds()
+    seconds = places.kept(_HISTORY)
     first = priorities(stages, {name: seconds.get(name, _GUESS.get(s.kind, 10.0)) for name, s in stages.items()})
     waiting, outcome, began = set(todo), Outcome(), time.monotonic()
     children: dict[str, Child] = {}
@@ -187,14 +187,6 @@ def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, trac
         waiting -= skipped
     tracker.ended(stages[name], "FAILED" if name in outcome.failed else "FINISHED", outcome.failed.get(name, []))
     return {0: f"done, {child.seconds:.0f} s", SAME: "is up to date"}.get(code or 0, f"FAILED, {child.seconds:.0f} s")
-
-
-def _seconds() -> dict[str, float]:
-    """Read the seconds that each stage took last time."""
-    try:
-        return dict(json.loads(_HISTORY.read_text(encoding="utf-8")))
-    except (OSError, ValueError):
-        return {}
 
 
 class _Lines:
