@@ -36,8 +36,7 @@ from .trial import METRIC, MILESTONES, Branch, Ended
 OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
 ASHA, PBT = "asha", "pbt"
-SCHEDULERS: Final = (ASHA, PBT, "medianstopping", "fifo")  # Ray Tune's names; asha is its asynchyperband
-ALGORITHMS: Final = ("optuna", "random", "hyperopt", "bayesopt", "hebo", "nevergrad")  # Ray Tune's names
+OPTUNA: Final = "optuna"
 Space = Mapping[str, tuple[float, float, Any]]
 LEAST: Final = 4  # the smallest population, since PBT replaces the worst quarter
 
@@ -47,9 +46,9 @@ class Search:
     """A search of one method.
 
     Attributes:
-        scheduler: one of :data:`SCHEDULERS`.
+        scheduler: a name of Ray Tune; asha is its asynchyperband.
         first: the present hyperparameters, the first sample; empty if one of them is outside the space.
-        algorithm: one of :data:`ALGORITHMS`; a population draws at random.
+        algorithm: a name of Ray Tune; a population draws at random.
         tensorboard: whether the trials also write event files.
     """
 
@@ -57,7 +56,7 @@ class Search:
     samples: int
     scheduler: str
     first: list[dict[str, Any]]
-    algorithm: str = ALGORITHMS[0]
+    algorithm: str = OPTUNA
     tensorboard: bool = False
 
 
@@ -67,7 +66,7 @@ def tune(
     dataset: str,
     samples: int,
     scheduler: str = ASHA,
-    algorithm: str = ALGORITHMS[0],
+    algorithm: str = OPTUNA,
     metric: Sequence[str] = (METRIC,),
     space: Sequence[str] = (),
     run: str | None = None,
@@ -80,8 +79,7 @@ def tune(
 
     Args:
         samples: the number of trials.
-        scheduler: one of :data:`SCHEDULERS`.
-        algorithm: one of :data:`ALGORITHMS`.
+        scheduler, algorithm: names of Ray Tune; asha is its asynchyperband.
         metric: scores of validation rows. The search improves the first, and the table of trials has all.
         space: ``key=low:high:scale``, in place of the method's own space.
         run: the run to search, with its upstream runs; None means the first run that uses the method.
@@ -98,7 +96,7 @@ def tune(
         )
     if method == ALL and (run is not None or space):
         raise UserError(f"--{'space' if space else 'run'}: leave it out in a search of all methods")
-    if scheduler == PBT and algorithm != ALGORITHMS[0]:
+    if scheduler == PBT and algorithm != OPTUNA:
         raise UserError("--algorithm: leave it out with pbt, whose samples change by its own rule")
     settings, methods = Settings.read(), searched(load(), dataset) if method == ALL else [method]
     if method == ALL:
@@ -153,7 +151,7 @@ def search_one(search: Search, params: Params, settings: Settings, at_once: int 
     """
     branch = search.branch
     facts = [dict(branch.method.search), search.samples, search.scheduler]
-    facts += [search.algorithm] if search.algorithm != ALGORITHMS[0] else []
+    facts += [search.algorithm] if search.algorithm != OPTUNA else []
     with opened(branch.name, branch, facts, params, settings, resume) as session:
         path = conclude(search, *_run(search, session, at_once))
     if path is None:  # the search is finished as well, since resuming it would change nothing
@@ -265,7 +263,7 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
     today = datetime.datetime.now(datetime.UTC).date()
     by = f" --scheduler {search.scheduler}" if search.scheduler != ASHA else ""
     by += "".join(f" --metric {name}" for name in branch.metrics) if branch.metrics != (METRIC,) else ""
-    by += f" --algorithm {search.algorithm}" if search.algorithm != ALGORITHMS[0] else ""
+    by += f" --algorithm {search.algorithm}" if search.algorithm != OPTUNA else ""
     comments = [
         f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
         f"validation {metric} {best.scores[metric]:.5g}{against}; {len(finished)} of {len(trials)} samples finished",
