@@ -76,7 +76,7 @@ def test_stored_bytes_equal_the_size_of_the_file_and_parameters_are_floating_poi
 
 def test_seconds_run_one_pass_before_the_timed_passes() -> None:
     calls = []
-    assert cost.seconds(lambda: calls.append(1), repeats=5) >= 0
+    cost.seconds(lambda: calls.append(1), repeats=5)
     assert len(calls) == 6
 
 
