@@ -107,8 +107,9 @@ OF_ONE_TASK: list[tuple[str, str, dict[str, Any], float]] = [
 ]
 
 
-@pytest.mark.parametrize("task", TARGETS)
-@pytest.mark.parametrize(("method", "settings", "tolerance"), CASES)
+@pytest.mark.parametrize(
+    ("task", "method", "settings", "tolerance"), [*((task, *case) for task in TARGETS for case in CASES), *OF_ONE_TASK]
+)
 def test_whole_weights_equal_repeated_rows(method: str, settings: Any, tolerance: float, task: str) -> None:
     if task == "classification" and settings is STUDENT:
         settings = TRAINING | {"noise": "training", "epochs": 3}
@@ -117,11 +118,6 @@ def test_whole_weights_equal_repeated_rows(method: str, settings: Any, tolerance
     if method == "linear" and task == "classification":
         tolerance = 1e-4  # of scikit-learn's L-BFGS
     assert apart(weighted, repeated) < tolerance < 30 * tolerance < apart(weighted, plain)
-
-
-@pytest.mark.parametrize(("task", "method", "settings", "tolerance"), OF_ONE_TASK)
-def test_whole_weights_equal_repeated_rows_of_one_task(method: str, settings: Any, tolerance: float, task: str) -> None:
-    test_whole_weights_equal_repeated_rows(method, settings, tolerance, task)
 
 
 @pytest.mark.parametrize(("task", "noise"), [("regression", "student"), ("classification", "one")])

@@ -51,19 +51,13 @@ def test_matrix_and_quadratic_form_equal_dense_algebra(kind: str, rank: int | No
 
 @pytest.mark.usefixtures("blocks")
 @pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_the_kl_equals_torch_distributions(kind: str, rank: int | None) -> None:
-    layer, mean, s = perturbed(make(kind, rank)), draw(2, COUNT, WIDTH), 0.7
+@pytest.mark.parametrize(("count", "copies", "s"), [(COUNT, 1, 0.7), (1, 4, 1.9)], ids=["own", "shared"])
+def test_the_kl_equals_torch_distributions(kind: str, rank: int | None, count: int, copies: int, s: float) -> None:
+    """Each row of the mean has a covariance matrix of its own, or all rows share one."""
+    layer, mean = perturbed(make(kind, rank, count=count)), draw(2, count * copies, WIDTH)
     prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
-    oracle = kl_divergence(MultivariateNormal(mean, written_out(layer)), prior).sum()
-    torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=1), oracle, rtol=1e-10, atol=0)
-
-
-@pytest.mark.parametrize(("kind", "rank"), FORMS)
-def test_the_kl_of_rows_that_share_a_matrix_equals_torch_distributions(kind: str, rank: int | None) -> None:
-    layer, mean, s = perturbed(make(kind, rank, count=1)), draw(2, 4, WIDTH), 1.9
-    prior = MultivariateNormal(torch.zeros(WIDTH).double(), s * torch.eye(WIDTH).double())
-    oracle = kl_divergence(MultivariateNormal(mean, written_out(layer).expand(4, -1, -1)), prior).sum()
-    torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=4), oracle, rtol=1e-10, atol=0)
+    oracle = kl_divergence(MultivariateNormal(mean, written_out(layer).expand(len(mean), -1, -1)), prior).sum()
+    torch.testing.assert_close(gaussian_kl(mean, layer(), s, copies=copies), oracle, rtol=1e-10, atol=0)
 
 
 def test_factor_entries_on_and_below_the_diagonal_are_ignored() -> None:
