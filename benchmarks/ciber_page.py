@@ -1,6 +1,8 @@
 """Pages of results/collapsed that a script writes: tables, and their origin."""
 
+import math
 import platform
+import statistics
 import subprocess
 import time
 from collections.abc import Sequence
@@ -15,6 +17,11 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]], left: int = 1) ->
     """A Markdown table with its first ``left`` columns aligned to the left."""
     rule = ["---"] * left + ["---:"] * (len(heads) - left)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (heads, rule, *rows))
+
+
+def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
+    """Return the mean of repeats and its standard error."""
+    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def error(mean: float, standard_error: float, digits: int = 4) -> str:

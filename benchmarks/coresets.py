@@ -11,7 +11,7 @@
     matrices.
 (c) the most bytes that bpc_w's gradient holds: unrolled over 30 steps and over one, and through a graph of all 30.
 
-    OMP_NUM_THREADS=1 python benchmarks/coresets.py --device cpu --threads 1
+    OMP_NUM_THREADS=1 python -m benchmarks.coresets --device cpu --threads 1
 
 The images have Fashion-MNIST's size and are noise; the network is a ConvNet of ``--width`` with instance norm. The
 forms of a case run in turn in one process and must agree in float64 before they are timed; times are medians, ratios
@@ -26,7 +26,7 @@ import platform
 import pstats
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, final
@@ -106,7 +106,7 @@ def main() -> None:
     print(json.dumps({"torch": torch.__version__, "device": device, "threads": options.threads}), flush=True)
     found: list[dict[str, Any]] = []
     if "steps" in options.only:
-        data = noise(options.device)
+        data = noise(1000, (1, SIDE, SIDE), options.device)
         experts = trajectories(data, options.width)
         for ipc in options.ipc:
             inner = options.inner or (50 if ipc == 1 else 30)
@@ -131,11 +131,12 @@ def tell(found: list[dict[str, Any]], row: dict[str, Any]) -> None:
 # (a) an outer step of each method
 
 
-def noise(device: str, rows: int = 1000) -> FitData:
+def noise(rows: int, shape: Sequence[int], device: str = "cpu") -> FitData:
+    """Return images of noise, of ten classes."""
     generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (rows, 1, SIDE, SIDE)).astype(np.uint8)
+    images = generator.integers(0, 256, (rows, *shape)).astype(np.uint8)
     split = Examples(images, np.arange(rows) % CLASSES)
-    transform = Transform("image", torch.full((1,), 0.5), torch.full((1,), 0.3))
+    transform = Transform("image", torch.full((shape[0],), 0.5), torch.full((shape[0],), 0.3))
     return FitData("classification", split, split, transform, tuple("abcdefghij"), device=device)
 
 
@@ -195,6 +196,11 @@ class Clock(Report):
             torch.cuda.synchronize()
         self.times.append(time.perf_counter())
 
+    def seconds(self) -> float:
+        """Return the median seconds of a step, without the first step if there are several."""
+        taken = [after - before for before, after in pairwise(self.times)]
+        return statistics.median(taken[1:] or taken)
+
 
 def outer_step(
     name: str, section: dict[str, Any], parts: dict[str, Part], data: FitData, experts: list[State]
@@ -204,7 +210,6 @@ def outer_step(
     read, inputs = config.read(method.config, section, f"methods.{name}"), {"trajectory": experts}
     stage = method.stages["coreset"]
     stage.fit_one(data, inputs, read, rng=Seed(1), report=clock)
-    taken = [after - before for before, after in pairwise(clock.times)]
     profile.runcall(stage.fit_one, data, inputs, read, rng=Seed(1), report=Silent())
     seconds: dict[str, float] = {}  # cumulative seconds of a function, and of a function within its caller
     for called, (_, _, _, cumulative, callers) in pstats.Stats(profile).stats.items():  # type: ignore[attr-defined]
@@ -223,7 +228,7 @@ def outer_step(
     whole = seconds.get("loop.py:run_steps", 0.0)
     shares = {part: (of(added) - of(taken_off)) / whole for part, (added, taken_off) in parts.items()}
     shares = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share > 0.005}
-    return {"seconds": statistics.median(taken[1:] or taken)} | shares
+    return {"seconds": clock.seconds()} | shares
 
 
 def _place(function: tuple[str, int, str]) -> str:

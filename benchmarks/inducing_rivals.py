@@ -20,8 +20,6 @@ import argparse
 import dataclasses
 import hashlib
 import json
-import math
-import statistics
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -42,6 +40,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
+from benchmarks.ciber_page import mean_and_error
 from pipeline.core import provenance, records
 from pipeline.core.load import typed
 from website.blocks import table
@@ -117,11 +116,6 @@ def measured(method: str, hyperparameters: Mapping[str, Any], data: FitData, tes
     seconds = {"fit": fitted - began, "predict": (time.process_time() - fitted) * 1_000 / len(test)}
     sizes = {"parameters": stored_parameters(state), "bytes": stored_bytes(state)}
     return {name: float(value) for name, (value, _) in scores.items()} | sizes | seconds
-
-
-def mean_and_error(values: list[float]) -> tuple[float, float]:
-    """Return the mean over seeds and its standard error."""
-    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def digest(data: FitData, test: Examples) -> str:

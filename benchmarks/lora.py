@@ -18,7 +18,6 @@ model; the 20 draws of the last layer are of the head alone.
 """
 
 import copy
-import csv
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bdl_pipe import ModulePosterior, NextToken, bayesianise, lora
+from benchmarks import stored_rows
 from pipeline.core import provenance
 from pipeline.core.records import device_name
 
@@ -54,13 +54,11 @@ def main(*seeds: str) -> None:
     order = ["MAP", *METHODS]
     for seed in seeds:
         for row in of_seed(int(seed)):
-            rows = list(csv.DictReader(TABLE.open())) if TABLE.exists() else []
-            rows = [other for other in rows if (other["seed"], other["method"]) != (seed, row["method"])] + [row]
-            with TABLE.open("w", newline="") as file:
-                writer = csv.DictWriter(file, ("seed", "method", *FIGURES), lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(sorted(rows, key=lambda row: (int(row["seed"]), order.index(row["method"]))))
-    write_page(list(csv.DictReader(TABLE.open())))
+            key = (seed, row["method"])
+            rows = [other for other in stored_rows.read(TABLE) if (other["seed"], other["method"]) != key] + [row]
+            rows.sort(key=lambda row: (int(row["seed"]), order.index(row["method"])))
+            stored_rows.write(TABLE, ("seed", "method", *FIGURES), rows)
+    write_page(stored_rows.read(TABLE))
 
 
 def of_seed(seed: int) -> Iterator[dict[str, Any]]:

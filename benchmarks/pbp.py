@@ -17,7 +17,6 @@ chains have the noise variance 0.1 of the standardised targets, the network pred
 
 import argparse
 import csv
-import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,6 +39,7 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.method import average
+from benchmarks.ciber_page import mean_and_error
 from pipeline.core import provenance, records
 from pipeline.core.load import load
 from pipeline.core.model import Params
@@ -168,11 +168,6 @@ def rows(done: set[tuple[str, int]]) -> Iterator[dict[str, Any]]:
             yield {"method": name, "split": number, **scored(state, of, test), "cpu_seconds": seconds[name], **about}
 
 
-def estimate(values: Sequence[float]) -> tuple[float, float]:
-    """Return the mean and its standard error."""
-    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
-
-
 def page(stored: Sequence[Mapping[str, str]]) -> str:
     """Return the page as Markdown."""
     text = ["# Probabilistic backpropagation on boston", __doc__.split("\n\n", 2)[2].strip()]
@@ -180,7 +175,7 @@ def page(stored: Sequence[Mapping[str, str]]) -> str:
     table = [["method", "splits", "NLL", "RMSE", "CPU s a split"], [":---", *["---:"] * 4]]
     for name, title in TITLES.items():
         columns = {key: [float(row[key]) for row in scores[name].values()] for key in (*METRICS, "cpu_seconds")}
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (estimate(columns[key]) for key in METRICS)]
+        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (mean_and_error(columns[key]) for key in METRICS)]
         table.append([title, str(len(scores[name])), *cells, f"{statistics.mean(columns['cpu_seconds']):.1f}"])
     table += [[f"*printed:* {title}", "", nll, rmse, "–"] for title, nll, rmse in PRINTED]
     text += [lines(table), "## Differences", "`pbp` minus another method, paired by split; negative: `pbp` is better."]
@@ -189,7 +184,7 @@ def page(stored: Sequence[Mapping[str, str]]) -> str:
         cells = []
         for key in METRICS:
             both = [split for split in scores[name] if split in scores["pbp"]]
-            mean, error = estimate([float(scores["pbp"][s][key]) - float(scores[name][s][key]) for s in both])
+            mean, error = mean_and_error([float(scores["pbp"][s][key]) - float(scores[name][s][key]) for s in both])
             cells.append(f"{mean:+.3f} ± {error:.3f}" + ("" if abs(mean) > 2 * error else ", not established"))
         table.append([title, *cells])
     text.append(lines(table))

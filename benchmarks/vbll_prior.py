@@ -19,7 +19,6 @@ of test rows (at most 1,000) from the paper's prior, and from that of params.yam
 degree of freedom less than tables, times its error (two-sided test at 5 %; four tests).
 """
 
-import csv
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
@@ -33,6 +32,7 @@ from scipy.stats import t as student_t
 
 from bdl_pipe.last_layer import Generative, Regression
 from bdl_pipe.seeds import Seed
+from benchmarks import stored_rows
 from benchmarks.ciber_page import error, table, write
 from benchmarks.vbll_settings import Split, fitted, nll
 from benchmarks.your_data.fetch import read
@@ -64,7 +64,7 @@ Rows = list[dict[str, str]]
 def main() -> None:
     """Compute the rows that the CSV lacks, then write the page."""
     torch.set_num_threads(1)
-    start, stored = time.process_time(), read_rows()
+    start, stored = time.process_time(), stored_rows.read(CSV)
     for part in SPLITS:
         for task in RULES:
             rules = list(RULES[task]) if part == "choice" else judged(stored, task)
@@ -75,7 +75,7 @@ def main() -> None:
                         continue
                     value = measured(of, number, rule, test=part == "judgement")
                     stored.append(dict(zip(COLUMNS, (*key, str(value)), strict=True)))
-                    save(stored)
+                    stored_rows.write(CSV, COLUMNS, stored)
                 print(part, of.name, flush=True)
     page(stored, start)
 
@@ -136,20 +136,6 @@ def judged(stored: Rows, task: Task) -> list[str]:
     """Return the chosen rule and the others."""
     chosen = min(RULES[task], key=lambda rule: mean_of_choice(stored, task, rule))
     return list(dict.fromkeys([chosen, *OTHERS[task]]))
-
-
-def read_rows() -> Rows:
-    if not CSV.is_file():
-        return []
-    with CSV.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def save(stored: Rows) -> None:
-    with CSV.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(stored)
 
 
 def by_table(stored: Rows, task: Task, rule: str) -> dict[str, float]:

@@ -21,7 +21,6 @@ unfamiliar is the largest probability, and for G-VBLL the layer's feature densit
 """
 
 import argparse
-import csv
 import hashlib
 import math
 import statistics
@@ -49,7 +48,8 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
-from benchmarks.ciber_page import error, table, write
+from benchmarks import stored_rows
+from benchmarks.ciber_page import error, mean_and_error, table, write
 from pipeline.core.load import typed
 from pipeline.prepared.other_sets import test_rows, to_shape, without_classes
 
@@ -120,11 +120,11 @@ def main() -> None:
         parser.error(f"tables must be of {', '.join(TABLES)}, got {' '.join(wrong)}")
     torch.set_num_threads(1)
     for of_table in asked:
-        stored = read_rows(of_table)
+        stored = stored_rows.read(file_of(of_table))
         for row in METHOD:
             fit_row(of_table, row, stored)
     if not asked:
-        page({of_table: read_rows(of_table) for of_table in TABLES})
+        page({of_table: stored_rows.read(file_of(of_table)) for of_table in TABLES})
 
 
 def fit_row(of_table: str, row: str, stored: Rows) -> None:
@@ -154,10 +154,7 @@ def has(stored: Rows, row: str, number: int, rate: float, name: str) -> bool:
 def add(of_table: str, stored: Rows, key: tuple[str, int, float], values: Mapping[str, float]) -> None:
     """Add figures of a fit to the rows, and write the CSV."""
     stored += [dict(zip(COLUMNS, (*map(str, key), name, str(value)), strict=True)) for name, value in values.items()]
-    with file_of(of_table).open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(stored)
+    stored_rows.write(file_of(of_table), COLUMNS, stored)
     print(of_table, *key, {name: round(value, 4) for name, value in values.items()}, flush=True)
 
 
@@ -241,13 +238,6 @@ def file_of(of_table: str) -> Path:
     return OUT / f"scratch-table{of_table}.csv"
 
 
-def read_rows(of_table: str) -> Rows:
-    if not file_of(of_table).is_file():
-        return []
-    with file_of(of_table).open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
 def chosen_rate(stored: Rows, row: str) -> float:
     """Return the rate with the least NLL of validation rows; the least of equal ones."""
     tried = {rate: values_of(stored, row, "validation NLL", rate)[0] for rate in RATES}
@@ -258,10 +248,6 @@ def values_of(stored: Rows, row: str, name: str, rate: float) -> list[float]:
     """Return a figure of each fit at a rate, in their order."""
     here = [line for line in stored if (line["row"], line["name"], line["rate"]) == (row, name, str(rate))]
     return [float(line["value"]) for line in sorted(here, key=lambda line: int(line["fit"]))]
-
-
-def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
-    return statistics.mean(values), statistics.stdev(values) / math.sqrt(len(values))
 
 
 def columns(of_table: str, row: str) -> dict[str, str]:
@@ -327,8 +313,7 @@ def printed_cells(of_table: str) -> dict[tuple[str, int], tuple[float, float]]:
     """Return (row, number of the column) -> the paper's mean and error."""
     near = {"1": "CIFAR100", "4": "CIFAR10"}[of_table]
     places = {"accuracy": 0, "ece": 1, "nll": 2, "SVHN": 3, near: 4}
-    with PRINTED.open(encoding="utf-8", newline="") as file:
-        lines = [line for line in csv.DictReader(file) if line["table"] == f"table{of_table}"]
+    lines = [line for line in stored_rows.read(PRINTED) if line["table"] == f"table{of_table}"]
     cells = {}
     for line in lines:
         place = places[line["metric"].rpartition(":")[2]]

@@ -18,7 +18,6 @@ block, less its NLL with a diagonal covariance; all have the same ν of 128.
 A number of rows whose splits are not all in the CSV is left out.
 """
 
-import csv
 import hashlib
 import sys
 import time
@@ -38,6 +37,7 @@ from bdl_pipe.last_layer.bounds import BOUNDS, tilted_dense
 from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.predictive import Predictive
 from bdl_pipe.seeds import Seed
+from benchmarks import stored_rows
 from benchmarks.ciber_page import error, table, write
 
 OUT: Final = Path(__file__).resolve().parent.parent / "results" / "vbll"
@@ -63,13 +63,13 @@ class Split:
 
 def main() -> None:
     """Compute the rows that the CSV lacks, then write the page."""
-    start, stored = time.process_time(), read()
+    start, stored = time.process_time(), stored_rows.read(CSV)
     for part, data, split, compute in work():
         if (part, data, split) in {(row["part"], row["data"], row["split"]) for row in stored}:
             continue
         values = compute()
         stored += [{"part": part, "data": data, "split": split, "name": n, "value": str(v)} for n, v in values.items()]
-        save(stored)
+        stored_rows.write(CSV, ("part", "data", "split", "name", "value"), stored)
         print(part, data, split, {name: round(value, 4) for name, value in values.items()}, flush=True)
     page(stored, start)
 
@@ -228,20 +228,6 @@ def noise(of: Split, number: int) -> dict[str, float]:
             values[f"NLL {name}"] = nll(predictive, of.test_targets)
             values[f"RMSE {name}"] = float((predictive.mean - of.test_targets).square().mean().sqrt())
     return values
-
-
-def read() -> list[dict[str, str]]:
-    if not CSV.is_file():
-        return []
-    with CSV.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def save(stored: list[dict[str, str]]) -> None:
-    with CSV.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, ("part", "data", "split", "name", "value"), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(stored)
 
 
 def values_of(stored: list[dict[str, str]], part: str, data: str, name: str) -> np.ndarray:

@@ -16,49 +16,26 @@ Prints one JSON line for each method, then a table. Methods run one after anothe
 import argparse
 import json
 import platform
-import statistics
 import time
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
-from typing import Any, final
+from typing import Any
 
-import numpy as np
 import torch
 
 from bdl_pipe import config
 from bdl_pipe.artifacts import State
 from bdl_pipe.coresets.shared.init import balanced
-from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.transform import Transform
-from bdl_pipe.progress import Report, Silent
+from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
+from benchmarks.coresets import Clock, noise
 from pipeline.core.params_files import read_params
 
 SETTINGS = Path(__file__).parents[1] / "params/paper/vbpc-table1.yaml"
-CLASSES, IPC, TRAINED, TESTED, EXPERTS = 10, 10, 50_000, 10_000, 10
+IPC, TRAINED, TESTED, EXPERTS, SHAPE = 10, 50_000, 10_000, 10, (3, 32, 32)
 PAPER_11 = {"bpc_cd": 5 + 8.5, "bpc_rkl": 5 + 9, "fbpc": 5 + 10.5, "bpc_fkl": 5 + 12, "vbpc": 5.5}  # hours
 PAPER_12 = {"coreset_sgmcmc": 165, "vbpc": 20}  # seconds
-
-
-@final
-class Clock(Report):
-    """A report that keeps the time at which each step was done."""
-
-    def __init__(self) -> None:
-        self.times = [time.perf_counter()]
-
-    def __call__(self, step: int, total: int, metrics: Mapping[str, float] | None = None) -> None:
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.times.append(time.perf_counter())
-
-    def seconds(self) -> float:
-        """Return the median seconds of a step, without the first step if there are several."""
-        taken = [after - before for before, after in pairwise(self.times)]
-        return statistics.median(taken[1:] or taken)
 
 
 def main() -> None:
@@ -79,14 +56,6 @@ def main() -> None:
         print(" | ".join(f"{value:16.4g}" if isinstance(value, float) else f"{value:>16}" for value in row.values()))
 
 
-def noise(count: int, device: str) -> FitData:
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (count, 3, 32, 32)).astype(np.uint8)
-    part = Examples(images, np.arange(count) % CLASSES)
-    transform = Transform("image", torch.full((3,), 0.5), torch.full((3,), 0.3))
-    return FitData("classification", part, part, transform, tuple("abcdefghij"), device=device)
-
-
 def read(settings: Mapping[str, Any], kind: str, run: str, width: int, **changes: Any) -> tuple[str, Any]:
     """Return a run's method and its config, with a network of ``width`` and ``changes``."""
     entry = settings[kind][run]
@@ -100,7 +69,7 @@ def read(settings: Mapping[str, Any], kind: str, run: str, width: int, **changes
 
 def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of table 11."""
-    data, few = noise(1024, options.device), noise(256, options.device)
+    data, few = noise(1024, SHAPE, options.device), noise(256, SHAPE, options.device)
     starts = [settings["methods"][name] for name in PAPER_11 if name != "vbpc"]
     needed = max(m["start_epochs"] + m.get("inner", {}).get("ahead", 0) for m in starts)
     name, sgd = read(settings, "trajectories", "cifar10-experts", options.width, epochs=needed, snapshots=needed)
@@ -127,7 +96,7 @@ def distilling(settings: Mapping[str, Any], options: argparse.Namespace) -> list
 
 def predicting(settings: Mapping[str, Any], options: argparse.Namespace) -> list[dict[str, Any]]:
     """Return the rows of table 12."""
-    data = noise(1024, options.device)
+    data = noise(1024, SHAPE, options.device)
     coreset = balanced(data, IPC, 1.0, rng=Seed(0)).state(data, {})
     rows = []
     runs = {"coreset_sgmcmc": "cifar10-bpc_rkl-ipc10", "vbpc": "cifar10-vbpc-ipc10"}

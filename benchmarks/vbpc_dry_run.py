@@ -6,8 +6,8 @@ at least max(FLOP / peak, bytes / bandwidth); a real step takes this bound divid
 measured here: this processor's step against the same bound, with a product of 1024×1024 matrices and a copy of 256 MiB
 as its peaks.
 
-    python benchmarks/vbpc_dry_run.py --device h100 --width 128 --batch 1024 --image 3 32 32 --blocks 3
-    python benchmarks/vbpc_dry_run.py --device here --measure
+    python -m benchmarks.vbpc_dry_run --device h100 --width 128 --batch 1024 --image 3 32 32 --blocks 3
+    python -m benchmarks.vbpc_dry_run --device here --measure
 
 Peaks are the makers' figures for dense products of float32 (TF32 on GPUs) and for memory.
 """
@@ -16,10 +16,8 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,11 +28,9 @@ from bdl_pipe import config
 from bdl_pipe.coresets.shared.descent import CoresetDescent
 from bdl_pipe.coresets.shared.init import balanced
 from bdl_pipe.coresets.vbpc.method import VBPC, DatasetLoss
-from bdl_pipe.data.examples import Examples
-from bdl_pipe.data.fitdata import FitData
-from bdl_pipe.data.transform import Transform
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training import loop
+from benchmarks.coresets import noise
 
 PEAKS = {  # FLOP a second, bytes a second
     "h100": (494e12, 3.35e12),  # SXM, TF32
@@ -43,7 +39,7 @@ PEAKS = {  # FLOP a second, bytes a second
     "rtx3090": (35.6e12, 0.936e12),
 }
 GOAL = 500_000 / (20 * 60)  # steps a second: the paper's steps in 20 minutes
-CLASSES, ROWS = 10, 2000
+ROWS = 2000
 
 
 class Traffic(TorchDispatchMode):
@@ -125,18 +121,10 @@ def steps_of(args: argparse.Namespace, device: str) -> Steps:
         "student": {"steps": 1, "lr": 3e-4, "augmentation": augmentation},
     }
     read = config.read(VBPC.config, section, "methods.vbpc")
-    data = noise(args.image).on(device)
+    data = noise(ROWS, args.image).on(device)
     made = DatasetLoss(data, read, None, Seed(0))
     start = balanced(data, args.ipc, 1.0, rng=Seed(1)).to(device)
     return Steps(CoresetDescent(start, made, label_unit=1.0, average=None, rng=Seed(2)))
-
-
-def noise(shape: Sequence[int]) -> FitData:
-    generator = np.random.default_rng(0)
-    images = generator.integers(0, 256, (ROWS, *shape)).astype(np.uint8)
-    part = Examples(images, np.arange(ROWS) % CLASSES)
-    transform = Transform("image", torch.full((shape[0],), 0.5), torch.full((shape[0],), 0.3))
-    return FitData("classification", part, part, transform, tuple("abcdefghij"))
 
 
 def count(steps: Steps) -> tuple[dict[str, int], int]:

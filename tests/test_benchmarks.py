@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import vbpc_dry_run as dry
+from benchmarks.coresets import CLASSES
 from benchmarks.served_soak import MOST_GROWTH, Soak, compared
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
@@ -66,14 +67,14 @@ def test_the_operations_of_convolutions_equal_the_count_by_hand(blocks: int, wid
     batch, ipc, channels, side = 6, 1, 2, 8
     args = Namespace(width=width, blocks=blocks, norm="none", ipc=ipc, batch=batch, image=(channels, side, side))
     counts, moved = dry.count(dry.steps_of(args, "meta"))
-    rows, each = ipc * dry.CLASSES, list[int]()
+    rows, each = ipc * CLASSES, list[int]()
     for block in range(blocks):
         filters = width * 2**block
         each.append(2 * 9 * channels * filters * side**2)
         channels, side = filters, side // 2
     assert counts["aten.convolution"] == (batch + 2 * rows) * sum(each)
     assert counts["aten.convolution_backward"] == rows * (sum(each) + sum(each) + sum(each[1:]))
-    assert counts["aten.addmm"] + counts["aten.mm"] > 6 * rows * channels * side**2 * dry.CLASSES
+    assert counts["aten.addmm"] + counts["aten.mm"] > 6 * rows * channels * side**2 * CLASSES
     assert moved > 4 * (batch + 2 * rows) * sum(each) / (9 * 8)  # the output of the convolutions, and more
 
 

@@ -40,6 +40,7 @@ from bdl_pipe import read_config
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed, own_settings
+from benchmarks import stored_rows
 from pipeline.core import provenance
 from pipeline.core.records import device_name
 
@@ -152,7 +153,7 @@ PAIRS: Final = (  # (kind, problems, with the joint, without it)
 def run(seeds: int, kinds: list[str]) -> None:
     """Add the rows that are missing; an interrupted run goes on."""
     write_tables()
-    rows = nine.read(OUT)
+    rows = stored_rows.read(OUT)
     done = {(row["kind"], row["problem"], row["agent"], row["seed"]) for row in rows}
     for seed, (kind, problems, *agents) in product(range(seeds), PAIRS):
         for problem, agent in product(problems, agents):
@@ -167,8 +168,7 @@ def run(seeds: int, kinds: list[str]) -> None:
             rows.append(dict(zip(_COLUMNS, values, strict=True)))
             done.add(key)
             print(*values, flush=True)
-            lines = [",".join(_COLUMNS), *(",".join(row[column] for column in _COLUMNS) for row in rows)]
-            write_bytes(OUT, ("\n".join(lines) + "\n").encode())
+            stored_rows.write(OUT, _COLUMNS, rows)
 
 
 def page(rows: list[dict[str, str]]) -> str:
@@ -203,7 +203,7 @@ def main() -> None:
     asked = parser.parse_args()
     run(asked.seeds, asked.kinds)
     if asked.kinds == list(PLAY):
-        write_bytes(OUT.with_suffix(".md"), page(nine.read(OUT)).encode())
+        write_bytes(OUT.with_suffix(".md"), page(stored_rows.read(OUT)).encode())
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ draws. Seconds are of the processor, with one thread.
 """
 
 import argparse
-import csv
 import itertools
 import time
 from collections.abc import Mapping
@@ -52,6 +51,7 @@ from bdl_pipe import read_config
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import own_settings
+from benchmarks import stored_rows
 from benchmarks.your_data import fetch
 from pipeline.core import provenance
 from pipeline.core.records import device_name
@@ -137,7 +137,7 @@ def search(name: str, agent: str, seed: int, agents: Agents) -> dict[str, str]:
 def run(functions: list[str], seeds: int, out: Path, agents: Agents) -> None:
     """Add the rows that are missing; an interrupted run goes on."""
     write_concrete()
-    rows = read(out)
+    rows = stored_rows.read(out)
     done = {(row["function"], row["agent"], row["seed"]) for row in rows}
     for seed, name, agent in itertools.product(range(seeds), functions, agents):
         if (name, agent, str(seed)) not in done:
@@ -146,16 +146,11 @@ def run(functions: list[str], seeds: int, out: Path, agents: Agents) -> None:
             write(rows, out)
 
 
-def read(path: Path) -> list[dict[str, str]]:
-    return list(csv.DictReader(path.open())) if path.is_file() else []
-
-
 def write(rows: list[dict[str, str]], path: Path) -> None:
     """Write rows in the order of functions, agents and seeds."""
     agents = list(AGENTS)
     order = sorted(rows, key=lambda row: (NINE.index(row["function"]), agents.index(row["agent"]), int(row["seed"])))
-    lines = [",".join(_COLUMNS), *(",".join(row[column] for column in _COLUMNS) for row in order)]
-    write_bytes(path, ("\n".join(lines) + "\n").encode())
+    stored_rows.write(path, _COLUMNS, order)
 
 
 def page(rows: list[dict[str, str]], agents: Agents) -> str:
@@ -237,7 +232,7 @@ def main() -> None:
     out, agents = (OUT, AGENTS) if asked.batch == 1 else (OUT.with_stem("nine_fours"), FOURS)
     run(asked.functions, asked.seeds, asked.out or out, agents)
     if asked.out is None:
-        write_bytes(out.with_suffix(".md"), page(read(out), agents).encode())
+        write_bytes(out.with_suffix(".md"), page(stored_rows.read(out), agents).encode())
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ For a coreset method with at least four numbers of steps the law y = a + b (step
 """
 
 import argparse
-import csv
 import json
 import math
 import warnings
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import stored_rows
 from benchmarks.pages.vbpc_law import fit
 
 OUT = Path("results/gpu")
@@ -72,15 +72,11 @@ def collect(device: str, commit: str, folder: str) -> None:
             rows += [{"device": device, "commit": commit, **row} for row in found]
         if rows:
             columns = dict.fromkeys(key for row in rows for key in row)
-            with (OUT / f"{name}.csv").open("w", newline="") as file:
-                writer = csv.DictWriter(file, columns, lineterminator="\n")
-                writer.writeheader()
-                writer.writerows(rows)
+            stored_rows.write(OUT / f"{name}.csv", columns, rows)
 
 
 def read(name: str) -> list[Row]:
-    path = OUT / f"{name}.csv"
-    return list(csv.DictReader(path.open())) if path.is_file() else []
+    return stored_rows.read(OUT / f"{name}.csv")
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
