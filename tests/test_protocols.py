@@ -21,7 +21,7 @@ from bdl_pipe.errors import DataError, UserError
 from bdl_pipe.metrics.quantile_scores import quantile_weighted_crps
 from bdl_pipe.predictive import Continuous, Gaussian
 from bdl_pipe.student_t import StudentT
-from benchmarks.protocols import scores, scoringbench, tabarena, tables
+from benchmarks.protocols import estimators, scores, scoringbench, tabarena, tables
 from benchmarks.rivals import run, settings
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -158,6 +158,15 @@ def test_tabarenas_errors_of_points() -> None:
     assert tabarena.error("multiclass", names, three, names) == pytest.approx(-np.log(0.8))
     tests = [test for _, test in tabarena.folds(np.repeat([0, 1], [60, 30]), "binary", 0)]
     assert sorted(np.concatenate(tests)) == list(range(90)) and all(np.sum(test >= 60) == 10 for test in tests)
+
+
+def test_a_method_without_the_task_has_no_row_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
+    frame = pd.DataFrame({"x": np.arange(30.0), "class": ["a", "b"] * 15})
+    assert tabarena.run(frame, "class", "binary", ["vbll"], 1) == []
+    (row,) = tabarena.run(frame, "class", "binary", ["vbll", "constant"], 1)
+    assert row["method"] == "constant" and row["error"] == pytest.approx(0.5)
+    with pytest.raises(UserError, match="--methods must name methods or rivals with a plugin, got trees"):
+        estimators.of("trees", "regression", 0, tmp_path)
 
 
 def test_a_search_has_the_same_configs_for_every_table_and_they_stay_in_the_space() -> None:

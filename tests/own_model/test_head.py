@@ -157,7 +157,9 @@ def test_a_bayesian_last_layer_starts_at_the_model_with_its_bias(columns: int, b
     x = data(columns).tensors[0]
     with torch.no_grad():
         meant = model(x)
-        mean = posterior.predict(x).mean if columns else posterior.inner.last_layer(x[:, None, None], rng=Seed(0)).logits
+        mean = (
+            posterior.predict(x).mean if columns else posterior.inner.last_layer(x[:, None, None], rng=Seed(0)).logits
+        )
     torch.testing.assert_close(mean, meant.to(mean.dtype), rtol=1e-4, atol=1e-4)
 
 
