@@ -16,10 +16,12 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
-from bdl_pipe.data.raw import Task
+from bdl_pipe.data.raw import Raw, Task
 from bdl_pipe.data.size import Size
 from bdl_pipe.data.sources.table import SplitBy
+from bdl_pipe.data.split_rows import TRAIN_SHARE
 from bdl_pipe.data.tables.read import Decimal, Thousands
+from bdl_pipe.data.units import most_splits
 from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
 from bdl_pipe.metrics import written
@@ -83,13 +85,15 @@ def add(request: Request, dry_run: bool) -> str:
         raise DataError(f"{request.path}: is missing")
     profile = _inspect(request)
     size = profile.size().recalibrated() if request.calibration is None else profile.size(request.calibration)
+    address = Seed(params.seed).fold("prepare", name)
+    splits = request.splits or _splits(profile.raw, size, address)
     chosen, slow = _chosen(request.methods, size, params.method_names), list[Method]()
     if not request.methods:
-        chosen, slow = offers.worthwhile(chosen, size, 60 * request.minutes, request.splits)
-    timing = offers.timing(chosen, size, 60 * request.minutes, request.splits)
-    overlay = overlay_of(name, profile.dataset(request.log), size, chosen, request.splits, timing.paces)
+        chosen, slow = offers.worthwhile(chosen, size, 60 * request.minutes, splits)
+    timing = offers.timing(chosen, size, 60 * request.minutes, splits)
+    overlay = overlay_of(name, profile.dataset(request.log), size, chosen, splits, timing.paces)
     entry = config.read(DatasetConfig, overlay["datasets"][name], f"datasets.{name}")
-    check_splits(profile.raw, entry, f"datasets.{name}", Seed(params.seed).fold("prepare", name))
+    check_splits(profile.raw, entry, f"datasets.{name}", address)
     print(
         "\n".join([*profile.describe(), *_plans(name, entry, size, chosen, timing), *_left_out(slow, request.minutes)])
     )
@@ -133,6 +137,12 @@ def _split_by(text: str | None) -> SplitBy | None:
     if kind not in ("date", "group") or not column:
         raise UserError(f"--split-by: must be date:COLUMN or group:COLUMN, got {short(text)}")
     return SplitBy(**{kind: column})
+
+
+def _splits(raw: Raw, size: Size, rng: Seed) -> int:
+    """Return the number of splits of the size, or fewer if the groups of rows cannot make as many different ones."""
+    of = None if raw.ordered else raw.train.units
+    return size.splits if of is None else most_splits(of, size.splits, 1 - TRAIN_SHARE, rng=rng)
 
 
 def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[Method]:

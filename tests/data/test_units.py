@@ -13,8 +13,8 @@ from bdl_pipe import BayesianRegressor, compare
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.data.split_rows import uci_splits
-from bdl_pipe.data.units import folds, held, left_out, splits_of
-from bdl_pipe.errors import UserError
+from bdl_pipe.data.units import folds, held, left_out, most_splits, splits_of
+from bdl_pipe.errors import DataError, UserError
 from bdl_pipe.networks.mlp import MlpConfig
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.target import TargetConfig
@@ -57,6 +57,18 @@ def test_each_group_is_tested_equally_often() -> None:
     assert {len(draw) for draw in draws} == {6}
     counts = np.bincount(np.concatenate(draws), minlength=60)
     assert ((counts - 60) ** 2 / 60).sum() < 125.7
+
+
+def test_no_two_splits_test_the_same_groups_and_more_splits_are_refused() -> None:
+    """Four groups of equal sizes have four tests; of unequal ones, the smallest is always nearest to the share."""
+    groups = np.repeat(np.arange(4), 10)
+    tests = [frozenset(groups[test]) for _, test in splits_of(groups, 4, 0.1, "f", ordered=False, rng=Seed(0))]
+    assert len({*tests}) == 4
+    message = r"^f: splits must be at most 4 \(--splits 4 of add\), .*, got 5 splits and 4 groups$"
+    with pytest.raises(DataError, match=message):
+        list(splits_of(groups, 5, 0.1, "f", ordered=False, rng=Seed(0)))
+    assert most_splits(groups, 5, 0.1, rng=Seed(0)) == 4 and most_splits(groups, 3, 0.1, rng=Seed(0)) == 3
+    assert most_splits(groups[1:], 5, 0.1, rng=Seed(0)) == 1
 
 
 @pytest.mark.parametrize("ordered", [False, True])

@@ -119,6 +119,14 @@ def test_calibration_rows_are_named_and_can_be_refused(add: Add) -> None:
     assert "--calibration 0" in Path("params/data/houses.yaml").read_text()
 
 
+def test_few_groups_of_rows_have_as_many_splits_as_different_tests(add: Add) -> None:
+    houses().assign(town=lambda f: f.index % 4).to_csv("data/houses.csv", index=False)
+    asked = ("houses.csv", "--target", "price", "--methods", "linear", "--split-by", "group:town")
+    assert "splits must be at most 4 (--splits 4 of add)" in add(*asked, "--splits", "5", code=2)
+    assert "1 methods, 4 splits" in add(*asked)
+    assert load().datasets["houses"].splits == 4
+
+
 @pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
 @pytest.mark.parametrize("task", ["classification", "regression", "images"])
 def test_the_offered_hyperparameters_are_valid_for_every_size(add: Add, task: str, rows: int) -> None:

@@ -6,6 +6,8 @@ latest.
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
 
 import numpy as np
 import torch
@@ -14,15 +16,18 @@ from ..errors import DataError
 from ..seeds import Seed
 from .examples import Examples
 
+_DRAWS: Final = 100  # of a split's test groups, until they are not those of an earlier split
+
 
 def splits_of(
     units: np.ndarray, splits: int, share: float, origin: str, *, ordered: bool, rng: Seed
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield (training rows, test rows) of each split; training rows are in random order.
 
-    Groups: each split draws its own test groups. Dates: split 0 tests the latest rows, split 1 the rows before these,
-    and so on, and each trains on all earlier rows: the expanding window of scikit-learn's ``TimeSeriesSplit`` with
-    ``test_size``, its last split first, so that more splits keep the first ones. Later splits have fewer training rows.
+    Groups: each split draws its own test groups, again if an earlier split tests the same ones. Dates: split 0 tests
+    the latest rows, split 1 the rows before these, and so on, and each trains on all earlier rows: the expanding window
+    of scikit-learn's ``TimeSeriesSplit`` with ``test_size``, its last split first, so that more splits keep the first
+    ones. Later splits have fewer training rows.
 
     Args:
         share: the share of rows of each test.
@@ -31,12 +36,30 @@ def splits_of(
         DataError: there are too few groups or dates.
     """
     count = len(units) - round((1 - share) * len(units))
-    left = np.arange(len(units))
+    left, tested = np.arange(len(units)), set[bytes]()
     for split in range(splits):
         at = rng.fold("split", split)
-        train, test = (left[rows] for rows in held(units[left], count, origin, ordered=ordered, rng=at))
+        for draw in range(_DRAWS):
+            address = at.fold("draw", draw) if draw else at
+            train, test = (left[rows] for rows in held(units[left], count, origin, ordered=ordered, rng=address))
+            if test.tobytes() not in tested:
+                break
+        else:
+            rule = f"must be at most {split} (--splits {split} of add), as each split must test other groups"
+            got = f"got {splits} splits and {len(np.unique(units))} groups"
+            raise DataError(f"{origin}: splits {rule}, {got}")
+        tested.add(test.tobytes())
         yield at.fold("order").numpy().permutation(train), test
         left = train if ordered else left
+
+
+def most_splits(units: np.ndarray, splits: int, share: float, *, rng: Seed) -> int:
+    """Return how many of ``splits`` splits by groups :func:`splits_of` can draw; all if there are too few groups."""
+    drawn = 0
+    with suppress(DataError):
+        for _ in splits_of(units, splits, share, "", ordered=False, rng=rng):
+            drawn += 1
+    return drawn or splits
 
 
 def held(units: np.ndarray, count: int, origin: str, *, ordered: bool, rng: Seed) -> tuple[np.ndarray, np.ndarray]:
