@@ -10,9 +10,9 @@ same bits. Until there are enough rows for a fit, and while their values or inpu
 """
 
 import json
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, final
 
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bdl_pipe.data.raw import FEWEST_ROWS
-from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, require
+from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, require, short
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
@@ -44,6 +44,10 @@ def _numbers(name: str, values: ArrayLike) -> np.ndarray:
         return np.asarray(values, np.float64)
     except (TypeError, ValueError):
         raise DataError(f"{name}: must be numbers, got {values!r}") from None
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 class Decider(ABC):
@@ -154,8 +158,12 @@ class Maximise(Decider):
         return self.rows[self.values.argmax()], float(self.values.max())
 
     def ask(self, count: int = 1) -> np.ndarray:
-        """Return the next inputs to evaluate [count, column]. Asked twice before :meth:`tell`, they are the same."""
-        require(count > 0, "count", "must be > 0", count)
+        """Return the next inputs to evaluate [count, column]. Asked twice before :meth:`tell`, they are the same.
+
+        Raises:
+            ConfigError: the count is not a whole number above 0.
+        """
+        require(_is_whole(count) and count > 0, "count", "must be a whole number > 0", count)
         address = self._address.fold("ask", len(self.values))
         random, cube = address.fold("candidates").numpy(), (self.rows - self._low) / self._span
         enough = len(self.values) >= self._start
@@ -227,15 +235,19 @@ class Arms(Decider):
         self._fitted = 0
 
     def ask(self, context: ArrayLike) -> int:
-        """Return the arm to pull in a context [column]."""
-        context, pulls = _numbers("context", context).reshape(-1), len(self.pulled)
+        """Return the arm to pull in a context [column].
+
+        Raises:
+            DataError: the context has another width than those of the pulls, or a number is not finite.
+        """
+        row, pulls = self._row(context), len(self.pulled)
         if pulls < self._initial * self._arms:
             return pulls % self._arms
         belief = self._current()
         address = self._address.fold("ask", pulls)
         if belief is None:
             return int(address.numpy().integers(self._arms))
-        question = Question(in_blocks(context[None], self._arms))
+        question = Question(in_blocks(row, self._arms))
         return int(self._agent.choosing.choose(belief, question, self._agent.width, address)[0, 0])
 
     def tell(self, context: ArrayLike, arm: int, reward: float) -> None:
@@ -244,14 +256,26 @@ class Arms(Decider):
         Raises:
             DataError: the arm does not exist, the context has another width, or a number is not finite.
         """
-        row, reward = _numbers("context", context).reshape(1, -1), float(_numbers("reward", reward))
-        if self.contexts is not None and row.shape[1] != self.contexts.shape[1]:
-            raise DataError(f"context: must have {self.contexts.shape[1]} numbers, got {row.shape[1]}")
-        if not (np.isfinite(row).all() and math.isfinite(reward) and 0 <= arm < self._arms):
-            raise DataError(f"a pull must be an arm of 0 … {self._arms - 1} and finite numbers, got {arm}, {reward}")
+        row, rewards = self._row(context), _numbers("reward", reward).reshape(-1)
+        if not (_is_whole(arm) and 0 <= arm < self._arms and len(rewards) == 1 and np.isfinite(rewards).all()):
+            got = f"got {short(arm)}, {short(reward)}"
+            raise DataError(f"a pull must be an arm of 0 … {self._arms - 1} and a finite number, {got}")
         self.contexts = row if self.contexts is None else np.concatenate([self.contexts, row])
         self.pulled.append(int(arm))
-        self.rewards.append(reward)
+        self.rewards.append(float(rewards[0]))
+
+    def _row(self, context: ArrayLike) -> np.ndarray:
+        """Return a context as one row [1, column].
+
+        Raises:
+            DataError: it has another width than those of the pulls, or a number is not finite.
+        """
+        row = _numbers("context", context).reshape(1, -1)
+        if self.contexts is not None and row.shape[1] != self.contexts.shape[1]:
+            raise DataError(f"context: must have {self.contexts.shape[1]} numbers, got {row.shape[1]}")
+        if not np.isfinite(row).all():
+            raise DataError(f"context: must be finite numbers, got {short(row[0].tolist())}")
+        return row
 
     def _current(self) -> PosteriorBelief | None:
         """Return the belief of the last due fit, with the pulls since then if it learns row by row."""
@@ -307,6 +331,8 @@ class Pool(Decider):
         self._rows = np.asarray(rows)
         good = self._rows.ndim >= 2 and self._rows.dtype.kind in "biuf" and bool(np.isfinite(self._rows).all())
         require(good, "rows", "must be an array of finite numbers with a row each", list(self._rows.shape))
+        few = f"must be at least {FEWEST_ROWS}, so that there are enough for a fit"
+        require(len(self._rows) >= FEWEST_ROWS, "rows", few, len(self._rows))
         require(FEWEST_ROWS <= start <= len(self._rows), "start", f"must be {FEWEST_ROWS} … {len(self._rows)}", start)
         require(candidates > 0, "candidates", "must be > 0", candidates)
         self._settings |= {"start": start, "candidates": candidates}
@@ -319,7 +345,8 @@ class Pool(Decider):
             ConfigError: fewer rows are left.
         """
         left = np.setdiff1d(np.arange(len(self._rows)), list(self.labels))
-        require(0 < count <= len(left), "count", f"must be 1 … {len(left)}, the rows that are left", count)
+        good = _is_whole(count) and 0 < count <= len(left)
+        require(good, "count", f"must be 1 … {len(left)}, the rows that are left", count)
         address = self._address.fold("ask", len(self.labels))
         drawn = address.fold("candidates").numpy().permutation(left)
         known, names = np.array(list(self.labels), np.int64), sorted(map(str, set(self.labels.values())))

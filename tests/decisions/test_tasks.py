@@ -282,11 +282,14 @@ def test_bandits_and_pools_go_on_with_equal_rewards_and_one_class() -> None:
     assert bandit.ask([0.5]) in (0, 1) and len(set(_labelled("a", "bald").ask(5).tolist()) - set(range(10))) == 5
 
 
+PULL = {"contexts": [[0.0, 1.0]], "pulled": [0], "rewards": [1.0]}
 ASKED: dict[str, Callable[..., object]] = {
     "search": Maximise,
     "the best": lambda: Maximise([(0.0, 1.0)]).best,
     "tell a search": lambda *given: Maximise([(0.0, 1.0)]).tell(*given),
+    "ask a search": lambda count: Maximise([(0.0, 1.0)]).ask(count),
     "arms": Arms,
+    "ask arms of two numbers": lambda context: Arms._from(PULL, {"arms": 2}).ask(context),
     "tell two arms": lambda *given: Arms(2).tell(*given),
     "pool": lambda rows: Pool(np.zeros((rows, 2))),
     "load a pool": Pool.load,
