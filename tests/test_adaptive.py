@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from bdl_pipe import AdaptiveIntervals
+from bdl_pipe.distribution import NumberDistribution
 from bdl_pipe.errors import ConfigError, DataError
 from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.seeds import Seed
 
 
 def standard(rows: int) -> Gaussian:
@@ -59,11 +61,22 @@ def test_the_next_interval_is_split_conformal_at_alpha() -> None:
     assert adaptive.coverage == pytest.approx(80 / 81)
 
 
+def test_intervals_have_the_shape_of_a_distributions_mean() -> None:
+    adaptive = AdaptiveIntervals(0.5)
+    for flat, shape in ((True, (80,)), (False, (80, 1))):
+        distribution = NumberDistribution(standard(80), Seed(0), flat)
+        for _ in range(2):  # infinite, and then not
+            low, high = adaptive.intervals(distribution)
+            assert low.shape == high.shape == distribution.mean.shape == shape
+            adaptive.observe(distribution, np.arange(80.0))
+
+
 def test_bad_settings_classes_and_gaps_are_refused() -> None:
     for settings, message in (
         ({"level": 1.0}, r"^level must be in \(0, 1\), got 1.0"),
         ({"rate": 0.0}, "^rate must be > 0 and finite, got 0.0"),
-        ({"window": 0}, "^window must be > 0, got 0"),
+        ({"window": 0}, "^window must be a whole number > 0, got 0"),
+        ({"window": 1.5}, "^window must be a whole number > 0, got 1.5"),
     ):
         with pytest.raises(ConfigError, match=message):
             AdaptiveIntervals(**settings)

@@ -51,7 +51,8 @@ class AdaptiveIntervals:
     def __init__(self, level: float = 0.9, *, rate: float = 0.005, window: int = 1000) -> None:
         require(0 < level < 1, "level", "must be in (0, 1)", level)
         require(0 < rate < math.inf, "rate", "must be > 0 and finite", rate)
-        require(window > 0, "window", "must be > 0", window)
+        whole = isinstance(window, int | np.integer) and not isinstance(window, bool)
+        require(whole and window > 0, "window", "must be a whole number > 0", window)
         self.level, self.rate, self.alpha = level, rate, 1 - level
         self.rows, self.misses = 0, 0
         self._scores = deque[float](maxlen=window)
@@ -70,20 +71,27 @@ class AdaptiveIntervals:
 
     def intervals(
         self, predictive: Predictive | Distribution
-    ) -> tuple[Float[np.ndarray, "row output"], Float[np.ndarray, "row output"]]:
+    ) -> tuple[Float[np.ndarray, "row ..."], Float[np.ndarray, "row ..."]]:
         """Return the ends of the next rows' intervals, float64. They are infinite while there are too few scores.
+
+        Returns:
+            Ends of the shape of a distribution's ``mean``, or [row, output] for a predictive.
 
         Raises:
             DataError: the predictive is one of classes.
         """
-        predictive = _tensors(predictive)
-        if not isinstance(predictive, Continuous):
+        tensors, radius = _tensors(predictive), self._radius()
+        if not isinstance(tensors, Continuous):
             raise DataError("predictive: must be of numbers, not of classes")
-        mean, radius = predictive.mean.double().cpu().numpy(), self._radius()
+        mean = tensors.mean.double().cpu().numpy()
         if math.isinf(radius):
-            return np.full_like(mean, -math.inf), np.full_like(mean, math.inf)
-        reach = radius * predictive.variance.double().sqrt().cpu().numpy()
-        return mean - reach, mean + reach
+            low, high = np.full_like(mean, -math.inf), np.full_like(mean, math.inf)
+        else:
+            reach = radius * tensors.variance.double().sqrt().cpu().numpy()
+            low, high = mean - reach, mean + reach
+        if isinstance(predictive, Distribution):
+            return predictive._shaped(low), predictive._shaped(high)
+        return low, high
 
     def observe(self, predictive: Predictive | Distribution, targets: ArrayLike | Tensor) -> None:
         """Learn from the targets [row] or [row, output] of the rows whose intervals came last, in their order.
