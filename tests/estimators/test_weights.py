@@ -3,6 +3,7 @@
 The oracle is the unweighted fit of repeated rows. Weights that the fit ignores are the wrong variant, which must fail.
 """
 
+import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -163,3 +164,18 @@ def test_an_estimator_passes_its_weights_on() -> None:
     index = np.arange(40).repeat(10 ** (TIMES - 1))
     repeated = model.fit(X[index], y[index]).predict(X)
     assert np.abs(weighted - repeated).max() < 0.3 * np.abs(plain - repeated).max()
+
+
+def test_weights_that_count_fewer_rows_than_a_fit_needs_get_a_warning() -> None:
+    y = TARGETS["regression"][:, 0]
+    with pytest.warns(UserWarning, match=r"^sample_weight: all rows together count as 1 rows: .* by their mean$"):
+        BayesianRegressor("linear").fit(X, y, sample_weight=np.full(40, 1 / 40))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        BayesianRegressor("linear").fit(X, y, sample_weight=np.full(40, 0.25))
+        heavy = BayesianRegressor("linear").fit(X, y, sample_weight=np.full(40, 1e30))
+    with pytest.warns(UserWarning, match="^sample_weight: "):
+        light = BayesianRegressor("linear").fit(X, y, sample_weight=np.full(40, 1e-30))
+    for fitted in (heavy, light):
+        mean, std = fitted.predict(X, return_std=True)
+        assert np.isfinite(mean).all() and np.isfinite(std).all()

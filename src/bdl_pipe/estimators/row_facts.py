@@ -1,12 +1,14 @@
 """What ``fit`` takes of each row besides ``X`` and ``y``: its group or its date, and its weight."""
 
+import warnings
 from collections.abc import Callable
 from types import MethodType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import numpy as np
 import pyarrow as pa
 
+from ..data.raw import FEWEST_ROWS
 from ..data.sources.table import SplitBy
 from ..data.tables.cells import Cells
 from ..data.tables.columns import typed_cells
@@ -19,6 +21,7 @@ from .targets import values_of, without_masks
 if TYPE_CHECKING:
     from .base import BayesianEstimator
 
+_WEIGHTS: Final = (1e-30, 1e30)  # the smallest and largest weight; squares and sums of others leave a float64
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -73,8 +76,10 @@ def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, boo
 def with_weight(x: Any, y: Any, groups: Any, dates: Any, weights: Any) -> tuple[Any, Any, Any, Any, np.ndarray]:
     """Return rows, targets, groups, dates and weights float64 [n] of the rows with a weight above 0.
 
+    Weights that together count fewer rows than a fit needs get a warning.
+
     Raises:
-        DataError: the weights are not one number >= 0 for each row, or all are 0.
+        DataError: the weights are not one number for each row, 0 or not far from 1, or all are 0.
     """
     x = as_table(x) if is_frame(x) else np.asarray(without_masks(x))
     try:
@@ -93,6 +98,14 @@ def with_weight(x: Any, y: Any, groups: Any, dates: Any, weights: Any) -> tuple[
     kept = np.flatnonzero(numbers)
     if not len(kept):
         raise DataError("sample_weight: must not be zero in every row")
+    far = (numbers > 0) & ((numbers < _WEIGHTS[0]) | (numbers > _WEIGHTS[1]))
+    if far.any():
+        rule = f"must be 0 or from {_WEIGHTS[0]:g} to {_WEIGHTS[1]:g}; divide weights by their mean"
+        row = int(np.argmax(far))
+        raise DataError(f"sample_weight: {rule}, got {numbers[row]:g} in row {row + 1}")
+    if (total := float(numbers.sum())) < FEWEST_ROWS:
+        rule = "weights count rows; if they are meant as shares, divide them by their mean"
+        warnings.warn(f"sample_weight: all rows together count as {total:.3g} rows: {rule}", stacklevel=5)
     if len(kept) == rows:
         return x, y, groups, dates, numbers
     chosen = [None if of is None else taken(of, kept) for of in (x, y, groups, dates)]
