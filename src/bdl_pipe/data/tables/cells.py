@@ -10,6 +10,7 @@ float64 would round are reported and are not numbers.
 """
 
 import re
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
@@ -171,6 +172,10 @@ class Cells:
                 return np.full(len(self.values), np.nan)
             row, value = self._first(forms.ISO)
             way = "write it as 2026-01-31 or 2026-01-31 12:00:00, either all with a zone or none"
+            if self.is_text and forms.are_all(self._words, forms.ISO):
+                row = self._first_unread()
+                value = str(self._words[row - 1].as_py())
+                way = "the calendar has no such day" if forms.no_day([value]) else way
             raise self._error(f"must be dates, got {short(value)} in row {row}; {way}")
         micros = self._reading[1].cast(pa.int64()).cast(pa.float64(), safe=False)
         return micros.to_numpy().astype(np.float64) / _DAY
@@ -274,6 +279,11 @@ class Cells:
         mask = np.asarray(pc.fill_null(wrong, False).to_numpy())
         row = int(np.argmax(mask if mask.any() else words.is_valid().to_numpy()))
         return row + 1, str(words[row].as_py())
+
+    def _first_unread(self) -> int:
+        """Return the first row, counted from 1, whose text cannot be read as a date like those before it."""
+        unread = range(1, len(self._words) + 1)
+        return unread[bisect_left(unread, True, key=lambda row: forms.parsed(self._words.slice(0, row)) is None)]
 
     def _error(self, rule: str) -> DataError:
         return DataError(f"{self.origin}: column {short(self.name)} {rule}")

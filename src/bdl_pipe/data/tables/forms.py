@@ -4,6 +4,7 @@ import difflib
 import re
 import unicodedata
 from collections.abc import Iterable
+from datetime import date
 from typing import Final
 
 import numpy as np
@@ -160,6 +161,17 @@ def parsed(texts: pa.ChunkedArray) -> pa.ChunkedArray | None:
             if (moments := cast(texts, pa.timestamp(unit, zone))) is not None:
                 return moments.cast(pa.timestamp("us", zone), safe=False)
     return None
+
+
+def no_day(texts: Iterable[str]) -> str:
+    """Return the first text that begins like a date of ISO 8601 with a day that no calendar has; empty if none does."""
+    for text in texts:
+        try:
+            if re.match(ISO, text):
+                date.fromisoformat(text[:10])
+        except ValueError:
+            return text
+    return ""
 
 
 def are_all(texts: pa.ChunkedArray, form: str) -> bool:

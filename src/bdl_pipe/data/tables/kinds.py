@@ -17,7 +17,7 @@ from .. import scratch
 from ..examples import Task
 from .cells import Cells
 from .columns import Column, ColumnKind, describe, is_index
-from .forms import DRESSED, ISO, NUMBER, are_all, canonical, cast, gap_mask, grouped, is_number, listed
+from .forms import DRESSED, ISO, NUMBER, are_all, canonical, cast, gap_mask, grouped, is_number, listed, no_day
 
 CATEGORIES: Final = 20  # the most network inputs of a category
 IDENTIFIER: Final = 0.9  # a column with at least this share of different values identifies rows
@@ -197,13 +197,19 @@ def refusal(cells: Cells) -> str:
     if are_all(texts, _CLOCK):
         return f"it holds times of day, such as {short(texts[0].as_py())}: write a number, such as hours"
     if are_all(texts, _DATE):
+        how = "in a form that cannot be read: write each as 2026-01-31"
+        if pc.any(pc.match_substring_regex(texts, ISO)).as_py():
+            how = "not all in one form: write each as 2026-01-31"
+        if wrong := no_day(texts.unique().to_pylist()):
+            how = "a day that is in no calendar: correct it, or write a gap as an empty cell"
+            return f"its texts are dates, but one is {short(wrong)}, {how}"
         words = [pa.chunked_array([[text]], pa.string()) for text in texts.unique().to_pylist()]
         zones = [zone for zone in (None, "UTC") if cast(words[0], pa.timestamp("ns", zone)) is not None]
         kind = pa.timestamp("ns", zones[0] if zones else None)  # the first text's, if it is a date
         others = [word for word in words if cast(word, kind) is None]
         first, other = (short(str(one[0].as_py())) for one in (words[0], (others or words)[0]))
         got = first if first == other or not are_all(texts[:1], ISO) else f"{first} and {other}"
-        return f"its texts are dates, such as {got}, not all in one form: write each as 2026-01-31"
+        return f"its texts are dates, such as {got}, {how}"
     if are_all(texts, DRESSED):
         way = "write numbers without separators of thousands and without units, with a point" + how_to_say(cells)
         return f"its texts are numbers, such as {short(no_number(texts))}, in a form that cannot be read: {way}"
