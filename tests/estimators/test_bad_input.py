@@ -86,6 +86,12 @@ def test_a_fit_refuses_invalid_parameters(parameters: dict[str, Any], message: s
         BayesianRegressor(**{"method": "linear", **parameters}).fit(X, Y)
 
 
+@pytest.mark.parametrize(("conformal", "fewest"), [("split", 98), ("cross", 50)])
+def test_conformal_is_none_with_few_rows(conformal: Any, fewest: int) -> None:
+    with pytest.raises(ValueError, match=f"^conformal must be None with fewer than {fewest} rows, got '{conformal}'$"):
+        BayesianRegressor("linear", conformal=conformal).fit(X[:12], Y[:12])
+
+
 @pytest.mark.parametrize("model", [REGRESSOR, CLASSIFIER])
 def test_an_estimator_that_is_not_fitted_raises_not_fitted_error(model: Any) -> None:
     asks = [model.predict, model.predict_dist, model.sample, model.joint, lambda x: model.log_prob(x, Y)]

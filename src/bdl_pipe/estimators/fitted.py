@@ -8,6 +8,7 @@ number: a cell of the column as rows of a fit store it, so that NaN is the group
 A saved fit is a student artifact as in the pipeline: ``bdl_pipe.load_predictor`` also reads it. Nothing is unpickled.
 """
 
+import itertools
 import json
 import math
 import warnings
@@ -26,7 +27,7 @@ from ..data import units
 from ..data.config import DatasetConfig
 from ..data.examples import Examples
 from ..data.raw import FEWEST_ROWS, Raw
-from ..data.split_rows import fit_data, take
+from ..data.split_rows import FEWEST_CALIBRATION, fit_data, take
 from ..data.tables.columns import UNSEEN, Column
 from ..data.tables.forms import clean, listed
 from ..data.transform import Transform
@@ -175,13 +176,12 @@ def fit_parts(
         fitted: split -> runs that were already fitted on these rows and are not fitted again.
 
     Raises:
-        ConfigError: there are too few rows for ``cross``.
-        DataError: there are too few rows for the calibration of ``dataset``, or a target is constant.
+        ConfigError: there are too few rows for ``cross``, or for the calibration rows of ``dataset``.
+        DataError: there are too few groups or dates for the calibration rows of ``dataset``, or a target is constant.
         Diverged: a fit diverged even at its smallest rates.
     """
     fitted = {} if fitted is None else fitted
-    rule = f"must be split or None with fewer than {PARTS * FEWEST_ROWS} rows"
-    require(not cross or len(raw.train) >= PARTS * FEWEST_ROWS, "conformal", rule, "cross")
+    _require_rows(raw, dataset.calibration, cross)
     rule = "must be split or None with dates, since the parts of cross are fitted to later rows, too"
     require(not (cross and raw.ordered), "conformal", rule, "cross")
     address = Seed(seed).fold("prepare", DATASET)
@@ -203,6 +203,15 @@ def fit_parts(
         kept, left_out = (take(rows, index) for index in (rest, held))
         parts.append(fit(replace(raw, train=kept), split, left_out))
     return [part for part, _ in parts], sum(seconds for _, seconds in parts)
+
+
+def _require_rows(raw: Raw, share: float, cross: bool) -> None:
+    """Raise ConfigError if there are too few rows for ``cross``, or for calibration rows of this share."""
+    rows, of_cross = len(raw.train), PARTS * FEWEST_ROWS
+    of_split = next(count for count in itertools.count() if round(share * count) >= FEWEST_CALIBRATION) if share else 0
+    require(not cross or rows >= of_cross, "conformal", f"must be None with fewer than {of_cross} rows", "cross")
+    others = "cross or None" if rows >= of_cross and not raw.ordered else "None"
+    require(rows >= of_split, "conformal", f"must be {others} with fewer than {of_split} rows", "split")
 
 
 def drawn(rows: int, rng: Seed, of: np.ndarray | None = None, count: int = PARTS) -> list[np.ndarray]:
