@@ -45,6 +45,8 @@ ROWS: dict[str, Any] = {
     "infinite": holed(X, 4, np.inf),
     "ones": np.ones((60, 2)),
     "a name twice": pd.DataFrame(X, columns=["a", "b", "a "]),
+    "a name twice in pandas": pd.DataFrame(X, columns=["a", "b", "a"]),
+    "a name twice in Arrow": pa.table(list(X.T), names=["a", "b", "a"]),
     "images": np.zeros((60, 8, 8), np.uint8),
     "images of two channels": np.zeros((60, 8, 8, 2), np.uint8),
     "images of float64": np.zeros((60, 8, 8)),

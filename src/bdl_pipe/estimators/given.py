@@ -91,14 +91,24 @@ def table_of(x: Any, names: Sequence[str] | None = None) -> pa.Table:
         columns: list[Any] = [typed_column(values) for values in x.T]
         present = [f"x{number}" for number in range(len(columns))]
     elif isinstance(x, pa.Table):
-        columns, present = x.columns, [clean(name) for name in x.column_names]
+        columns, present = x.columns, _names(x)
     else:
         columns = [typed_cells(x.iloc[:, place]) for place in range(x.shape[1])]
-        present = [clean(str(name)) for name in x.columns]
-    if len({*present}) < len(present):
-        doubled = next(name for name in present if present.count(name) > 1)
-        raise DataError(f"{ORIGIN}: column names must differ, got {short(doubled)} twice")
+        present = _names(x)
     return pa.table(columns, names=list(names or present))
+
+
+def _names(x: Any) -> list[str]:
+    """Return the columns' names of a pandas frame or an Arrow table.
+
+    Raises:
+        DataError: two columns have the same name.
+    """
+    names = [clean(str(name)) for name in (x.columns if hasattr(x, "iloc") else x.column_names)]
+    if len({*names}) < len(names):
+        doubled = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{ORIGIN}: column names must differ, got {short(doubled)} twice")
+    return names
 
 
 def taken(x: Any, index: np.ndarray) -> Any:
@@ -238,6 +248,7 @@ class TakesRows(BaseEstimator):
         if not is_frame(x):
             return validate_data(self, x, **rules, **_AS_IT_IS), False
         x = as_table(x)
+        _names(x)  # before scikit-learn, whose error has no name
         validate_data(self, x, reset=rules["reset"], skip_check_array=True)
         return x, True
 
@@ -266,7 +277,7 @@ class TakesRows(BaseEstimator):
 
     def _in_order(self, x: Any, names: list[str]) -> Any:
         """Return a frame with its columns in the fit's order; scikit-learn compares names only if all are texts."""
-        present = [clean(str(name)) for name in (x.columns if hasattr(x, "iloc") else x.column_names)]
+        present = _names(x)
         if present == names:
             return x
         if sorted(present) == sorted(names):

@@ -7,6 +7,7 @@ of addresses, for a data set with the name :data:`DATASET`.
 import dataclasses
 import difflib
 import json
+import math
 import numbers
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final, get_args
@@ -125,6 +126,7 @@ def check_parameters(estimator: BaseEstimator) -> None:
         value, kind = params[name], numbers.Integral if name == "threads" else numbers.Real
         good = float(value) > 0 if isinstance(value, kind) else value is None and name != "pace"
         require(good, name, "must be > 0" if name == "pace" else "must be > 0 or None", value)
+    require(math.isfinite(params["pace"]), "pace", "must be finite", params["pace"])
     for name in ("override", "upstream", "columns"):
         value = params[name]
         require(value is None or isinstance(value, Mapping), name, "must be a mapping or None", value)
