@@ -189,6 +189,13 @@ def test_the_error_of_a_folder_without_images_shows_its_contents(
         inspect_images(tmp_path)
 
 
+def test_the_folder_that_one_is_in_has_a_file_beside_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").touch()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match=rf"must be one file: awk .* > {tmp_path}\.csv$"):
+        inspect_images(Path())
+
+
 ARRAYS = {
     "pixels": PIXELS,
     "shares": PIXELS / 255,

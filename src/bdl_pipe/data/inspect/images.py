@@ -79,7 +79,8 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
     except DataError:
         for suffix, command in _JOINED.items():
             if any(path.rglob(f"*{suffix}")):
-                joined = command.format(folder=path, file=path.with_suffix(suffix))
+                named = path if path.name not in ("", "..") else path.resolve()  # "." has no name
+                joined = command.format(folder=path, file=named.with_suffix(suffix))
                 raise DataError(f"{path}: is a folder of {suffix} files, must be one file: {joined}") from None
         raise
     skipped, remarks = list(errors), list[str]()

@@ -54,6 +54,8 @@ def inspect_table(
         raise DataError(f"{path}: changed while it was read; wait until it is whole")
     targets = [require_column(table, name, origin) for name in targets]
     leave_out = [require_column(table, name, origin) for name in leave_out]
+    if both := [name for name in leave_out if name in targets]:
+        raise DataError(f"--leave-out: must not name the target {short(both[0])}")
     if decimal is None and thousands is None:
         _require_clear_numbers(table, form, path)
     all_rows = table.num_rows
