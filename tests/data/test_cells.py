@@ -1,6 +1,7 @@
 """Cells of users' tables: a value has one meaning in every format, at inspection, preparation and prediction."""
 
 import datetime as dt
+import warnings
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from bdl_pipe.data.raw import Raw
 from bdl_pipe.data.sources.folders import is_hidden
 from bdl_pipe.data.sources.table import Table
 from bdl_pipe.data.tables.cells import Cells
+from bdl_pipe.data.tables.columns import typed_cells
 from bdl_pipe.errors import DataError
 
 ROWS = 60
@@ -219,6 +221,15 @@ def test_dates_with_a_zone_are_read_as_instants(tmp_path: Path) -> None:
         frame_inputs(berlin, schema_of(naive))
     with pytest.raises(DataError, match=message.format("with", "without")):
         requested(zoned, NAIVE, X)
+
+
+def test_pandas_moments_with_a_zone_are_read_without_a_warning() -> None:
+    zoned = pd.Series(pd.to_datetime([ZONED[0], None, ZONED[1]])).dt.tz_convert("Europe/Berlin")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cells = typed_cells(zoned)
+    utc = [dt.datetime(2024, 3, day, 10, tzinfo=dt.UTC) for day in (1, 2)]
+    assert cells.to_pylist() == [utc[0], None, utc[1]] and cells.type.tz == "UTC"
 
 
 def test_a_moment_has_one_category_in_every_spelling(tmp_path: Path) -> None:

@@ -263,6 +263,9 @@ def typed_cells(column: "pd.Series[Any]") -> pa.Array | pa.ChunkedArray:
     try:
         if as_texts:
             raise TypeError
+        if getattr(column.dtype, "tz", None) is not None:  # Arrow reads values, which pandas 3.1 deprecates for zones
+            moments = typed_cells(column.dt.tz_convert(None))
+            return moments.cast(pa.timestamp(moments.type.unit, "UTC"))
         return pa.Table.from_pandas(column.to_frame("cells"), preserve_index=False).column(0)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError, OverflowError):
         return pa.array([None if gap else str(value) for value, gap in zip(column, column.isna(), strict=True)])
