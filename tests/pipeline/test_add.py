@@ -83,7 +83,7 @@ def test_add_describes_the_table_and_writes_a_valid_data_set(add: Add) -> None:
         dropped column kind: as you said
         note: feet orders the rows as area does
         targets: log-transformed or not, decided on each training split
-        21 methods, 5 splits; a network sees 14 numbers a row""".splitlines():
+        22 methods, 5 splits; a network sees 14 numbers a row""".splitlines():
         assert line.strip() in out
     dataset = load().datasets["houses"]
     assert (dataset.normalise, dataset.targets, dataset.splits) == ("robust", "auto", 5)
