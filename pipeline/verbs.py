@@ -79,6 +79,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
         print(f"params.yaml: {line}")
     if settings.jobs and settings.executor == "ray":
         return job.send(settings, ["repro", "-j", str(jobs), *targets])
+    began = dvc.sources_hash()
     params = _read(settings)
     preflight(settings)
     sources.write(params)
@@ -87,13 +88,13 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
     why = pool.stale(everything)
     if settings.remote and why.keys() & stages.keys():
         dvc.require_remote()
-        _record(everything, why)
+        _record(everything, why, began)
         dvc.take()
         why = pool.stale(everything)
     todo = {name: reason for name, reason in why.items() if name in stages}
     if not todo:
         print(f"nothing to do: all {len(stages)} results are up to date")
-        _share(everything, why, settings)
+        _share(everything, why, settings, began)
         _point(why)
         return 0
     from .stages import comparison  # here: the report's figures take half a second to import
@@ -106,7 +107,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
     if settings.machine.track.models and settings.tracking and "report" not in unfinished:
         _register(params)
     _show(outcome, everything, unfinished, params)
-    _share(everything, unfinished, settings)
+    _share(everything, unfinished, settings, began)
     _point(unfinished)
     return 1 if outcome.failed else 0
 
@@ -151,17 +152,35 @@ def _read(settings: Settings) -> Params:
     return params
 
 
-def _share(stages: Plan, why: Collection[str], settings: Settings) -> None:
+def _share(stages: Plan, why: Collection[str], settings: Settings, began: str) -> None:
     """Record up-to-date stages with DVC, and push them. If either fails, the results stay on disk."""
-    _record(stages, why)
+    _record(stages, why, began)
     if settings.remote and (problem := dvc.push()):
         print(
             f"warning: the results are not pushed: {problem}; give the same command again to push them", file=sys.stderr
         )
 
 
-def _record(stages: Plan, why: Collection[str]) -> None:
-    problem = dvc.record(stages, [name for name in stages if name not in why])
+def _record(stages: Plan, why: Collection[str], began: str) -> None:
+    """Record up-to-date stages with DVC. DVC reads the present files, so stages of other params or data are left out.
+
+    Args:
+        began: the result of ``dvc.sources_hash`` from before params.yaml was read.
+    """
+    fresh = [name for name in stages if name not in why]
+    same = dvc.sources_hash() == began
+    if not same:
+        done = len(fresh)
+        try:
+            stages = plan.plan(load())
+            late = pool.stale(stages)
+            fresh = [name for name in fresh if name in stages and name not in late]
+        except UserError:  # the next command prints it
+            fresh = []
+        if len(fresh) < done:
+            what = f"{done - len(fresh)} stages are not recorded in dvc.lock; run make repro again"
+            print(f"warning: params.yaml or data changed during the run: {what}", file=sys.stderr)
+    problem = dvc.record(stages, fresh, with_sources=same)
     if problem is not None:
         print(f"warning: DVC has not recorded the results, which are in place ({problem})", file=sys.stderr)
 

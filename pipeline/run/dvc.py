@@ -35,13 +35,14 @@ _SOURCES_DEPS: Final = (*places.PACKAGES, "data", "plugins", "params.yaml")
 _FEW: Final = 8  # the most targets to name, since DVC reads its graph again for each
 
 
-def record(stages: Plan, fresh: Collection[str]) -> str | None:
+def record(stages: Plan, fresh: Collection[str], *, with_sources: bool = True) -> str | None:
     """Record the stages of ``fresh`` that this clone has not recorded yet, and return an error message or None.
 
     A ``dvc.lock`` that has changed since this clone wrote it, for example one truncated by a kill, is written again.
 
     Args:
         fresh: the names of all stages whose results are up to date.
+        with_sources: whether the stage ``sources`` is up to date, too.
     """
     if find_spec("dvc") is None:
         return None
@@ -50,7 +51,8 @@ def record(stages: Plan, fresh: Collection[str]) -> str | None:
     if changed or recorded.get(str(_GRAPH)) != graph:
         recorded = {}
     now = {name: _md5(places.identity(stages[name].kind, stages[name].key)) for name in fresh}
-    now[_SOURCES] = _sources_hash()
+    if with_sources:
+        now[_SOURCES] = sources_hash()
     names = [name for name in now if recorded.get(name) != now[name]]
     if not names:
         return None
@@ -111,7 +113,7 @@ def _targets(names: Sequence[str], fresh: Collection[str], stages: Plan) -> list
     """
     if len(names) <= _FEW:
         return list(names)
-    if stages.keys() <= set(fresh) and _only_ours():
+    if _SOURCES in names and stages.keys() <= set(fresh) and _only_ours():
         return [str(_GRAPH)]
     whole = {stage.kind for stage in stages.values()} - {stages[n].kind for n in stages.keys() - set(fresh)}
     return sorted({stages[n].kind if n in stages and stages[n].kind in whole else n for n in names})
@@ -125,7 +127,7 @@ def _only_ours() -> bool:
         return False
 
 
-def _sources_hash() -> str:
+def sources_hash() -> str:
     """Hash the names, sizes and times of the files that DVC's stage ``sources`` reads."""
     reached = (p for top in map(Path, _SOURCES_DEPS) for p in (top, *top.rglob("*")))
     files = sorted(path for path in reached if path.is_file() and path.suffix != ".pyc")

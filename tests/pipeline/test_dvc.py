@@ -8,6 +8,7 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
+from pipeline import verbs
 from pipeline.core import places
 from pipeline.plan.plan import Plan, Stage
 from pipeline.run import dvc
@@ -85,6 +86,25 @@ def test_a_recorded_stage_is_not_recorded_again_until_its_result_changes(recorde
     places.identity("student", "r3").write_text("another result")
     dvc.record(PLAN, PLAN)
     assert asked(recorder)[1:] == [("commit", "--force", "student@r3")]
+
+
+def test_stages_of_params_or_data_that_changed_during_the_run_are_not_recorded(
+    recorder: Mock, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """params.yaml lost a run, got another one, and changed a third; the result of ``sources`` is older."""
+    Path("params.yaml").write_text("seed: 0\n")
+    began, now = dvc.sources_hash(), plan_of(prepare=2, student=38, evaluate=40)
+    Path("params.yaml").write_text("seed: 10\n")
+    monkeypatch.setattr(verbs, "load", lambda: None)
+    monkeypatch.setattr(verbs.plan, "plan", lambda params: now)
+    late = dict.fromkeys(("student@r3", "evaluate@r3", "evaluate@r39", "report"), "the key has changed")
+    monkeypatch.setattr(verbs.pool, "stale", lambda stages: late)
+    verbs._record(PLAN, {}, began)
+    ((_, _, *targets),) = asked(recorder)
+    expected = {*PLAN.keys() & now.keys()} - late.keys()
+    assert recorded(targets) == expected and "evaluate" not in targets
+    said = "params.yaml or data changed during the run: 4 stages are not recorded in dvc.lock; run make repro again"
+    assert said in capsys.readouterr().err
 
 
 def test_stages_that_only_a_lock_file_from_git_records_are_recorded_again(recorder: Mock) -> None:
