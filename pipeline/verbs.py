@@ -102,7 +102,7 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
     print(f"{len(todo)} of {len(stages)} stages to run, {jobs} at once", flush=True)
     with tracking.opened(settings, params, "repro") as tracker:
         outcome = pool.run(everything, todo, params, settings, tracker, jobs=jobs)
-        tracker.compare(lambda: comparison.of(params))
+        tracker.compare(lambda: comparison.of(params, outcome.left(why)))
     unfinished = outcome.left(why)
     if settings.machine.track.models and settings.tracking and "report" not in unfinished:
         _register(params)
@@ -131,7 +131,7 @@ def ui(host: str, port: int) -> int:
     from .stages import comparison
 
     params = load()
-    compared = tracking.compare(lambda: comparison.of(params))
+    compared = tracking.compare(lambda: comparison.of(params, pool.stale(plan.plan(params))))
     if compared is None:
         why = "cannot be opened" if Settings.read().tracking else "is not used: BDL_TRACKING is off"
         raise UserError(f"the tracking store {hide(tracking.store_uri())} {why}")

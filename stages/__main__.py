@@ -39,9 +39,11 @@ def main() -> int:
         else:
             body.ensure(plan.one(kind, key, params), params, settings)
         if kind == "report" and settings.tracking:
+            from pipeline.run import pool
             from pipeline.stages import comparison
 
-            comparison.track(plan.plan(params), params, settings)
+            stages = plan.plan(params)
+            comparison.track(stages, params, settings, pool.stale(stages))
     except UserError as error:
         print(f"{title}: {error}", file=sys.stderr)
         return 2

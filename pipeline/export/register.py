@@ -15,6 +15,8 @@ from bdl_pipe.errors import UserError
 
 from .. import tracking
 from ..core.model import Params
+from ..plan import plan
+from ..run import pool
 from ..stages import comparison
 from .shared import student_of
 from .targets import model
@@ -29,16 +31,19 @@ def register(keys: Collection[str], params: Params) -> list[str]:
     A run whose artifact is registered already gets its aliases only.
 
     Raises:
-        UserError: a run is unknown or has no scores, the verdict takes no run, or the store cannot be used.
+        UserError: a run is unknown or has no up-to-date scores, the verdict takes no run, or the store cannot be used.
     """
-    compared = comparison.of(params)
+    stale = pool.stale(plan.plan(params))
+    compared = comparison.of(params, stale)
     scored = {run.key: one for one in compared for run in one.runs}
     for key in keys:
+        if why := stale.get(f"evaluate@{key}"):
+            raise UserError(f"{key}: its scores are not up to date ({why}); make repro")
         if key not in scored:
             raise UserError(f"{key}: is not a run with scores{nearest(key, scored)}")
     chosen = list(keys) or [one.taken for one in compared if one.taken]
     if not chosen:
-        raise UserError("no run is fitted and evaluated yet: python -m pipeline repro")
+        raise UserError("no run has up-to-date scores: python -m pipeline repro")
     published = tracking.compare(lambda: compared)
     if published is None:
         raise UserError(_UNUSABLE)

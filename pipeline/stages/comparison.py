@@ -1,7 +1,8 @@
 """The content of MLflow's comparison: the report's columns, as metrics and as views."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -18,7 +19,7 @@ from ..core.model import Params
 from ..core.settings import Settings
 from ..plan.plan import Plan
 from ..tracking import Compared, Comparison
-from .report import infos
+from .report import run_info
 
 _ABOUT: Final = (
     "One run for each method and setting: means over seeds or splits, with standard errors (`…_se`). "
@@ -27,21 +28,31 @@ _ABOUT: Final = (
 _ONLY_CHARTS: Final = ("bytes", "peak_bytes", "seconds_per_1000")  # metrics with a chart but no column
 
 
-def track(plan: Plan, params: Params, settings: Settings) -> None:
-    """Add to MLflow the comparison, and the up-to-date stages that it does not have yet."""
+def track(plan: Plan, params: Params, settings: Settings, stale: Collection[str]) -> None:
+    """Add to MLflow the comparison, and the up-to-date stages that it does not have yet; see :func:`of`."""
     with tracking.opened(settings, params, "dvc repro") as tracker:
         tracker.project(plan)
-        tracker.compare(lambda: of(params))
+        tracker.compare(lambda: of(params, stale))
 
 
-def of(params: Params) -> list[Comparison]:
-    """Compare the runs that have scores, data set by data set.
+def of(params: Params, stale: Collection[str]) -> list[Comparison]:
+    """Compare the runs that have up-to-date scores, data set by data set.
+
+    Args:
+        stale: the names of the stages that are out of date; their scores are of other params than those shown.
 
     Raises:
         ArtifactError: a table of scores is altered, truncated or of an older version.
     """
-    table = tables.gather(infos(params))
+    table = tables.gather([*_fresh(params, stale)])
     return [_of_dataset(table, dataset, part) for dataset, part in table.by_dataset().items()]
+
+
+def _fresh(params: Params, stale: Collection[str]) -> Iterator[RunInfo]:
+    for run in params.of("student"):
+        if f"evaluate@{run.key}" not in stale:
+            info = run_info(run, params)
+            yield replace(info, scores=None) if f"scores@{run.key}" in stale else info
 
 
 def _of_dataset(table: Table, dataset: str, part: Table) -> Comparison:

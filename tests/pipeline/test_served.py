@@ -32,8 +32,11 @@ from pipeline import cli
 from pipeline.core.load import load
 from pipeline.export import predict
 from pipeline.export.targets import model
+from pipeline.plan.plan import plan
 from pipeline.prepared import folders
+from pipeline.run import pool
 from pipeline.search import trial
+from pipeline.stages import comparison
 from tests.cases import CONFIGS
 from tests.pipeline import tune_cases, walk
 
@@ -182,6 +185,25 @@ def test_the_verdicts_run_is_registered_once_with_its_aliases(
         answers = mlflow.pyfunc.load_model(f"models:/toy@{alias}").predict(frame)
         np.testing.assert_allclose(answers["mean"], scored[scored["seed"] == 0]["mean"], rtol=1e-5)
     assert "is not a run with scores (did you mean toy-bnn?)" in command("register", "toy-bn", code=2)
+
+
+@pytest.fixture
+def older(fitted: Path, here: Path) -> Path:
+    """A project with the results of ``fitted``, in which the run toy-bnn has another setting now."""
+    (here / "work").symlink_to(fitted / "work")
+    shutil.copy(fitted / "toy.csv", here)
+    text = yaml.safe_load((fitted / "params.yaml").read_text())
+    text["runs"]["toy-bnn"]["setting"] = "other"
+    (here / "params.yaml").write_text(yaml.safe_dump(text))
+    return here
+
+
+def test_a_run_with_scores_of_other_params_is_neither_compared_nor_registered(older: Path, command: Any) -> None:
+    params = load()
+    (compared,) = comparison.of(params, pool.stale(plan(params)))
+    assert [run.key for run in compared.runs] == ["toy-ffg_u"]
+    said = "toy-bnn: its scores are not up to date (the key runs.toy-bnn has changed); make repro"
+    assert command("register", "toy-bnn", code=2) == f"register: {said}\n"
 
 
 def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
