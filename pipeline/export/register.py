@@ -14,11 +14,11 @@ from bdl_pipe.config import nearest
 from bdl_pipe.errors import UserError
 
 from .. import tracking
+from ..core import places
 from ..core.model import Params
 from ..plan import plan
 from ..run import pool
 from ..stages import comparison
-from .shared import student_of
 from .targets import model
 
 CHAMPION: Final = "champion"
@@ -49,7 +49,7 @@ def register(keys: Collection[str], params: Params) -> list[str]:
         raise UserError(_UNUSABLE)
     lines = []
     for key in chosen:
-        one, student = scored[key], student_of(key)
+        one, student = scored[key], places.artifact("student", key)
         digest = artifacts.sha256(student / artifacts.MANIFEST)
         aliases = [key, *([CHAMPION] if key == one.taken else [])]
         with model.quiet():

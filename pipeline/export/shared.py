@@ -16,6 +16,9 @@ from bdl_report import papers
 from bdl_report.columns import Column, figure
 
 from ..core import places
+from ..core.load import load
+from ..plan.plan import matching, plan, was_made_from
+from ..run import pool
 
 TEMPLATES: Final = jinja2.Environment(
     loader=jinja2.FileSystemLoader(Path(__file__).parent / "targets/templates"),
@@ -42,20 +45,51 @@ def whole(target: Path) -> Iterator[Path]:
 
 
 def student_of(run: str, paper: str | None = None) -> Path:
-    """Return the artifact of a fitted run of params.yaml or a paper's table."""
+    """Return the artifact of a fitted run of params.yaml or a paper's table.
+
+    A note is printed if params.yaml no longer has the run, or the run is out of date.
+
+    Raises:
+        UserError: the run is not fitted.
+    """
     root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
     with places.rooted(root):
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():
+        if paper is None:
+            _note_age(run)
         return student
     ready = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
     raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(ready) if ready else 'none is fitted yet'})")
 
 
+def _note_age(run: str) -> None:
+    """Print a line if params.yaml no longer has a run, or the run is out of date."""
+    if not Path("params.yaml").is_file():  # the artifact was copied to another place
+        return
+    try:
+        stages = plan(load())
+    except UserError as error:
+        print(f"note: whether {run} is up to date is unknown ({error})")
+        return
+    name = f"student@{run}"
+    if name not in stages:
+        print(f"note: {run} is no longer in params.yaml; its stored fit is used")
+    elif why := pool.stale(matching([name], stages)):
+        first, reason = next(iter(why.items()))
+        print(f"note: {run} is out of date ({first}: {reason}); its stored fit is used; to fit it again: make repro")
+
+
 def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) -> dict[str, str]:
-    """Return the test scores of a run's fits, formatted like the report's; empty if the run is not evaluated."""
+    """Return the test scores of a run's fits, formatted like the report's.
+
+    They are empty if the run is not evaluated, or an earlier fit of it is, which a note says.
+    """
     place = places.artifact("evaluate", run)
     if not (place / artifacts.MANIFEST).is_file():
+        return {}
+    if not was_made_from("evaluate", run, places.artifact("student", run)):
+        print(f"note: {run}: its test scores are left out, as they are of an earlier fit; make repro")
         return {}
     rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
     stored = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(seeds)))

@@ -201,6 +201,15 @@ def reason(stage: Stage) -> str | None:
     return None
 
 
+def was_made_from(kind: str, key: str, path: Path) -> bool:
+    """Return True if a result was made from the present file or artifact ``path``, one of the stage's inputs."""
+    try:
+        stored = json.loads(places.identity(kind, key).read_text(encoding="utf-8"))
+        return bool(stored["inputs"][str(path)] == _hash(path))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def record(stage: Stage, made_from: Mapping[str, object]) -> None:
     """Write the identity of a finished stage; ``made_from`` must have been collected before the work."""
     outputs = {str(path): _hash(path) for path in stage.makes}

@@ -1,6 +1,7 @@
 """An exported coreset: its tensors equal the artifact's, and a network of plain torch learns from the folder alone."""
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -113,6 +114,18 @@ def test_the_card_has_the_scores_of_the_run_fitted_to_the_exported_coreset(
     assert abs(both[0] - both[1]) > 0.02, "the seeds are not told apart"
     assert float(line.split("|")[3]) == pytest.approx(both[seed], abs=0.01)
     assert line.endswith("| 1 |")
+
+
+def test_the_card_leaves_out_scores_of_an_earlier_coreset(made: Path, here: Path, command: Callable[..., str]) -> None:
+    shutil.copytree(made / "work", here / "work")
+    shutil.copy(made / "params.yaml", here)
+    place = Path(f"work/identity/student/{KEY}-student.json")
+    facts = json.loads(place.read_text())
+    facts["inputs"][f"work/coreset/{KEY}"] = "another hash"
+    place.write_text(json.dumps(facts))
+    note = f"note: {KEY}-student: its test scores are left out, as it is of an earlier coreset"
+    assert note in command("export", "coreset", KEY, "--to", "out")
+    assert f"| {KEY}-student " not in Path("out/README.md").read_text()
 
 
 @pytest.mark.soak

@@ -30,7 +30,7 @@ from bdl_pipe.registry import load_predictor, stored_address
 from bdl_pipe.seeds import Seed
 from pipeline import cli
 from pipeline.core.load import load
-from pipeline.export import predict
+from pipeline.export import predict, shared
 from pipeline.export.targets import model
 from pipeline.plan.plan import plan
 from pipeline.prepared import folders
@@ -204,6 +204,41 @@ def test_a_run_with_scores_of_other_params_is_neither_compared_nor_registered(ol
     assert [run.key for run in compared.runs] == ["toy-ffg_u"]
     said = "toy-bnn: its scores are not up to date (the key runs.toy-bnn has changed); make repro"
     assert command("register", "toy-bnn", code=2) == f"register: {said}\n"
+
+
+def test_scores_of_an_earlier_fit_are_left_out(fitted: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(fitted / "work", here / "work")
+    assert shared.scores_of("toy-bnn", 0, [0], ["rmse"]).keys() == {"rmse"} and not capsys.readouterr().out
+    manifest = here / "work/student/toy-bnn/manifest.json"
+    manifest.write_text(manifest.read_text() + "\n")  # as if the run had been fitted again
+    assert shared.scores_of("toy-bnn", 0, [0], ["rmse"]) == {}
+    assert capsys.readouterr().out.startswith("note: toy-bnn: its test scores are left out, as they are of an earlier")
+
+
+def test_a_fit_that_is_out_of_date_or_of_a_removed_run_is_used_with_a_note(
+    older: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inputs = np.ones((2, 1))
+
+    def said(run: str) -> str:
+        predicted(run, inputs)
+        return capsys.readouterr().out.partition("new.parquet: ")[0]
+
+    assert said("toy-ffg_u") == ""
+    assert said("toy-bnn").startswith("note: toy-bnn is out of date (student@toy-bnn: the key runs.toy-bnn has")
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    params |= {"runs": {"toy-ffg_u": params["runs"]["toy-ffg_u"]}}
+    Path("params.yaml").write_text(yaml.safe_dump(params))
+    assert said("toy-bnn") == "note: toy-bnn is no longer in params.yaml; its stored fit is used\n"
+    Path("params.yaml").write_text("runs: [")
+    assert said("toy-bnn").startswith("note: whether toy-bnn is up to date is unknown (params.yaml:1: is not YAML")
+
+
+def test_a_program_of_a_removed_data_set_is_refused(older: Path, command: Any) -> None:
+    params = yaml.safe_load(Path("params.yaml").read_text())
+    Path("params.yaml").write_text(yaml.safe_dump(params | {"datasets": {}, "runs": {}}))
+    error = command("export", "program", "toy-bnn", "--to", "program", code=2)
+    assert error == "export: toy-bnn: params.yaml no longer has its data set toy; add it again first\n"
 
 
 def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from bdl_report.pictures import write
 from ...core import places, records
 from ...core.load import load
 from ...core.model import Params, Run
+from ...plan.plan import was_made_from
 from ...prepared.folders import load_fit
 from ..shared import TEMPLATES, scores_of, whole
 
@@ -114,5 +115,15 @@ def scores(params: Params, run: Run, split: int, seed: int, count: int) -> Itera
         used = [
             number for number in range(student.spec.seeds) if seed in fan_in(rule, number, count, student.spec.seeds)
         ]
+        if not _is_made_from(student, run):
+            print(f"note: {student.key}: its test scores are left out, as it is of an earlier coreset; make repro")
+            continue
         if figures := scores_of(student.key, split, used, SCORES):
             yield {"run": student.key, "protocol": student.method.name, "figures": figures.values(), "fits": len(used)}
+
+
+def _is_made_from(student: Run, coreset: Run) -> bool:
+    """Return True if a run was fitted to the present coreset, which is its input or in the bundle that is its input."""
+    kind, _, key = student.spec.input.partition("/")
+    bundled = kind != "inputs" or was_made_from(kind, key, places.artifact("coreset", coreset.key))
+    return bundled and was_made_from("student", student.key, places.artifact(kind, key))

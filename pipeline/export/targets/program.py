@@ -6,6 +6,7 @@ import torch
 
 from bdl_pipe import artifacts, programs
 from bdl_pipe.data.catalog import licence_of
+from bdl_pipe.errors import UserError
 from bdl_pipe.registry import load_predictor, stored_address
 
 from ...core import places, records
@@ -22,11 +23,14 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     """Write the folder ``target`` with a program that predicts like one fit of the run.
 
     Raises:
-        UserError: the run is not fitted, has no such fit or cannot be traced, or the folder is not empty.
+        UserError: the run is not fitted, has no such fit or cannot be traced, its data set is no longer in params.yaml,
+            or the folder is not empty.
     """
     student, params = student_of(run), load()
     artifact, fitted = artifacts.load(student, "student", verify=False), load_predictor(student, split, seed)
     about, schema = artifact.manifest["about"], artifact.json("schema.json")
+    if about["dataset"] not in params.datasets:
+        raise UserError(f"{run}: params.yaml no longer has its data set {about['dataset']}; add it again first")
     source = params.datasets[about["dataset"]].source.name
     data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
     with whole(target) as folder:
