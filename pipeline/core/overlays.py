@@ -34,7 +34,8 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
 
     Raises:
         DataError: a file is missing or is not YAML.
-        ConfigError: the merged file would break a rule; ``target`` is not changed.
+        ConfigError: the merged file would break a rule, or a key shares its section by an anchor with another one;
+            ``target`` is not changed.
     """
     with _alone(target):
         return _apply(overlay, target)
@@ -47,17 +48,30 @@ def set_values(values: Sequence[str], target: Path = PARAMS) -> list[str]:
         values: a dotted key and a value in YAML, such as ``methods.vbpc.gamma=50``.
 
     Raises:
-        ConfigError: a key or a value breaks its rule; ``target`` is not changed.
+        ConfigError: a key or a value breaks its rule, or shares its section by an anchor with another key; ``target``
+            is not changed.
         DataError: ``target`` is missing or is not YAML.
     """
-    changes: dict[str, Any] = {}
+    changes = read_values(values)
+    with _alone(target):
+        return _merged(changes, target)
+
+
+def read_values(values: Sequence[str]) -> dict[str, Any]:
+    """Read the ``key=value`` of :func:`set_values` as the overlay that they form.
+
+    Raises:
+        ConfigError: a key or a value cannot be read, or a key is given twice.
+    """
+    changes, keys = dict[str, Any](), set[str]()
     for text in values:
         key, _, value = text.partition("=")
         names = key.split(".")
         require(all(names), text, "must be a dotted key and a value, as in methods.vbpc.gamma=50")
+        require(key not in keys, key, "must be given once")
+        keys.add(key)
         changes = merge(changes, reduce(lambda inner, name: {name: inner}, reversed(names), _value(text, value)))
-    with _alone(target):
-        return _merged(changes, target)
+    return changes
 
 
 def _value(text: str, value: str) -> Any:
@@ -66,7 +80,7 @@ def _value(text: str, value: str) -> Any:
 
     try:
         return YAML(typ="safe", pure=True).load(value)
-    except YAMLError:
+    except (YAMLError, ValueError, KeyError):  # ruamel raises the last two for a value that is not of its tag's type
         raise ConfigError(text, "must have a value in YAML", value) from None
 
 
@@ -126,11 +140,30 @@ def _merged(changes: Mapping[str, Any], target: Path) -> list[str]:
     lines: list[str] = []
     new: dict[str, list[str]] = {}
     with _edited(target) as document:
+        wanted = merge(_plain(document), changes)
         _merge(document, changes, "", lines, new)
+        if shared := _differing(_plain(document), wanted):
+            raise ConfigError(shared, f"is shared by an anchor of {target}, and would change as well; write it out")
     for section, names in new.items():  # one line a section, since an overlay may have a hundred entries
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         lines.append(f"{section}: {len(names)} new: {', '.join(names[:_SHOWN])}{more}")
     return lines
+
+
+def _plain(value: Any) -> Any:
+    """Copy a document, so that a section which several keys share by an anchor becomes a section of each."""
+    if isinstance(value, Mapping):
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _differing(found: Any, wanted: Any) -> str:
+    """Return the dotted key of the first difference between two documents; empty if they are equal."""
+    if found == wanted or not (isinstance(found, Mapping) and isinstance(wanted, Mapping)):
+        return ""
+    key = next(key for key in {**wanted, **found} if found.get(key, ...) != wanted.get(key, ...))
+    inner = _differing(found.get(key), wanted.get(key))
+    return f"{key}.{inner}" if inner else str(key)
 
 
 @contextmanager

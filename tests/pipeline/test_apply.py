@@ -54,6 +54,8 @@ def test_values_of_the_command_line_are_written_with_comments_kept_or_refused(ta
     bad = {
         "methods.level.ad=1": "is not a known key",
         "seed=[": "must have a value in YAML",
+        "seed=!!int 'x'": "must have a value in YAML",
+        "seed=!!bool x": "must have a value in YAML",
         "=3": "must be a dotted key",
     }
     after = target.read_bytes()
@@ -61,6 +63,24 @@ def test_values_of_the_command_line_are_written_with_comments_kept_or_refused(ta
         with pytest.raises(UserError, match=message):
             overlays.set_values([text], target)
     assert target.read_bytes() == after
+
+
+def test_a_key_that_is_given_twice_is_refused(target):
+    with pytest.raises(UserError, match=r"^seed must be given once$"):
+        overlays.set_values(["seed=1", "methods.level.add=1e-4", "seed=2"], target)
+
+
+def test_a_section_that_runs_share_by_an_anchor_is_not_changed(target):
+    rows = f"toy-a: {RUN[:-1]}, override: &shared {{inner: {{shift: 2.0}}}}}}\n  toy-b: {RUN[:-1]}, override: *shared}}"
+    target.write_text(target.read_text().replace("\nruns:\n", f"\nruns:\n  {rows}\n"))
+    before = target.read_bytes()
+    with pytest.raises(
+        UserError, match=r"^runs\.toy-b\.override\.inner\.shift is shared by an anchor .* write it out$"
+    ):
+        overlays.set_values(["runs.toy-a.override.inner.shift=3.0"], target)
+    assert target.read_bytes() == before
+    overlays.set_values(["runs.toy-a.seeds=2"], target)
+    assert load(target).run("student", "toy-a").spec.seeds == 2
 
 
 def test_new_entries_are_reported_in_one_line_per_section(target):
