@@ -187,7 +187,7 @@ def reason(stage: Stage) -> str | None:
         outputs, since = stored.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return "it has no result yet"
-    except (OSError, ValueError, AttributeError, KeyError):
+    except (OSError, ValueError, AttributeError, KeyError, TypeError):
         return f"{place} is damaged"
     changed = _difference(stored, made_from(stage))
     if changed is not None:

@@ -31,7 +31,7 @@ from bdl_pipe.training.loop import OptimiserConfig
 from pipeline.core import places, records
 from pipeline.core.load import load as load_params
 from pipeline.core.settings import Settings
-from pipeline.plan.plan import one
+from pipeline.plan.plan import Stage, one, reason
 from pipeline.run import body
 from pipeline.stages import fit as fit_stage
 from pipeline.work.executor import Done, Inline, Task
@@ -74,6 +74,14 @@ def bring_up_to_date(kind: str, key: str) -> None:
 
 def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
+
+
+@pytest.mark.parametrize("text", ["[]", "[1", "3", "{}"])
+def test_an_identity_that_is_no_record_of_a_result_is_damaged(here: Path, text: str) -> None:
+    place = places.identity("prepare", "toy")
+    place.parent.mkdir(parents=True)
+    place.write_text(text)
+    assert reason(Stage("prepare", "toy", frozenset(), (), (), {}, {})) == f"{place} is damaged"
 
 
 def test_a_stage_makes_the_members_of_every_split_and_their_record(
