@@ -11,12 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
+from bdl_pipe.config import merge
 from bdl_pipe.errors import UserError
+from bdl_pipe.yaml_files import read_yaml
 
 from . import job, tracking
 from .add import FOLDER
 from .core import overlays, places
-from .core.load import load, unwatched
+from .core.load import load, typed, unwatched
 from .core.model import Params
 from .core.settings import Settings
 from .core.storage import hide
@@ -75,6 +77,8 @@ def repro(targets: Sequence[str] = (), jobs: int = pool.JOBS, values: Sequence[s
         UserError: params.yaml, the environment, a target or a value is wrong; no stage has run.
     """
     settings = Settings.read()
+    if values and targets:  # a value may add the stage that a target names, and a wrong target must change nothing
+        plan.matching(targets, plan.plan(typed(merge(read_yaml(overlays.PARAMS), overlays.read_values(values)))))
     for line in overlays.set_values(values) if values else ():
         print(f"params.yaml: {line}")
     if settings.jobs and settings.executor == "ray":

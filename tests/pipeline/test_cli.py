@@ -65,6 +65,13 @@ def test_what_cannot_run_is_one_line_before_any_work(
             assert {path.name for path in here.rglob("*.*")} <= {"params.yaml", "sources.yaml", "names.json"}
 
 
+def test_a_value_beside_a_wrong_stage_is_not_written(here: Path, command: Callable[..., str]) -> None:
+    (here / "params.yaml").write_text(PARAMS)
+    error = command("repro", "report.figures_dpi=90", "evaluate@new", code=2)
+    assert error == "repro: evaluate@new is not a stage (see: python -m pipeline status --all)\n"
+    assert (here / "params.yaml").read_text() == PARAMS
+
+
 def test_every_verb_has_a_line_of_help(command: Callable[..., str]) -> None:
     out = command("--help")
     for name, verb in cli.verbs.commands.items():
