@@ -12,6 +12,7 @@ import csv
 import datetime
 import io
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -50,6 +51,7 @@ class Search:
         first: the present hyperparameters, the first sample; empty if one of them is outside the space.
         algorithm: a name of Ray Tune; a population draws at random.
         tensorboard: whether the trials also write event files.
+        options: further options of the command, which the winner's overlay names.
     """
 
     branch: Branch
@@ -58,6 +60,7 @@ class Search:
     first: list[dict[str, Any]]
     algorithm: str = OPTUNA
     tensorboard: bool = False
+    options: tuple[str, ...] = ()
 
 
 def tune(
@@ -98,6 +101,9 @@ def tune(
         raise UserError(f"--{'space' if space else 'run'}: leave it out in a search of all methods")
     if scheduler == PBT and algorithm != OPTUNA:
         raise UserError("--algorithm: leave it out with pbt, whose samples change by its own rule")
+    options = [word for text in space for word in ("--space", text)]
+    options += ["--run", run] if run is not None else []
+    options += ["--max-concurrent", str(max_concurrent)] if max_concurrent else []
     settings, methods = Settings.read(), searched(load(), dataset) if method == ALL else [method]
     if method == ALL:
         folders = {name: folder_of("tune", f"{name}-{dataset}", settings) for name in methods}
@@ -113,7 +119,7 @@ def tune(
     for number, name in enumerate(methods, start=1):
         params = load()
         asked = plan(params, name, dataset, samples, run, settings, scheduler, metric, space)
-        asked = replace(asked, algorithm=algorithm, tensorboard=tensorboard)
+        asked = replace(asked, algorithm=algorithm, tensorboard=tensorboard, options=tuple(options))
         if method == ALL:
             print(f"{name}: {number} of {len(methods)} searches on {dataset}")
             resume = name in stopped
@@ -264,6 +270,7 @@ def conclude(search: Search, trials: Sequence[Ended], population: Sequence[Ended
     by = f" --scheduler {search.scheduler}" if search.scheduler != ASHA else ""
     by += "".join(f" --metric {name}" for name in branch.metrics) if branch.metrics != (METRIC,) else ""
     by += f" --algorithm {search.algorithm}" if search.algorithm != OPTUNA else ""
+    by += f" {shlex.join(search.options)}" if search.options else ""
     comments = [
         f"python -m pipeline tune {branch.method.name} --dataset {branch.dataset} --samples {search.samples}{by}",
         f"validation {metric} {best.scores[metric]:.5g}{against}; {len(finished)} of {len(trials)} samples finished",

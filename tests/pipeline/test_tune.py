@@ -185,6 +185,17 @@ def test_a_space_and_scores_of_the_command_line_reach_the_trials_and_their_table
     ]
 
 
+def test_the_winners_overlay_names_the_options_that_change_the_search(toy, monkeypatch, command):
+    trial = Ended({"inner.shift": 2.0}, {"nll": 1.0}, 4, 0.5)
+    monkeypatch.setattr(tune, "search_one", lambda search, *_: tune.conclude(search, [trial]))
+    options = "--samples 3 --scheduler fifo --space inner.shift=-1:9:linear --run toy-other --max-concurrent 2"
+    words = f"tune shift --dataset toy {options}"
+    command(*words.split())
+    (path,) = tune.OVERLAYS.glob("*.yaml")
+    head = path.read_text().splitlines()[0]
+    assert head == f"# python -m pipeline {words}"
+
+
 def test_the_best_of_a_population_is_fitted_again_beside_the_values_in_force(toy, monkeypatch):
     """So a population that did well only while its hyperparameters changed does not replace better values."""
     calls = []
