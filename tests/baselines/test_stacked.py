@@ -96,7 +96,7 @@ def test_the_share_of_folds_is_the_best_on_rows_that_are_each_left_out(tiny_tabl
     state = fit("stacked", "student", data, rng=Seed(3), share_folds=3)
     config = config_of("stacked", "regression", share_folds=3)
     search = Seed(3).fold("search")
-    of_row = units.folds_of(data.train, None, 3, ordered=False, rng=search.fold("folds"))
+    of_row = units.folds_of(None, len(data.train), None, 3, ordered=False, rng=search.fold("folds"))
     assert sorted(np.bincount(of_row)) == sorted(np.bincount(np.arange(len(data.train)) % 3))
     for number in range(3):
         rest, out = (take(data.train, np.flatnonzero((of_row == number) == here)) for here in (False, True))

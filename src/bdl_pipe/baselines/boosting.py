@@ -124,7 +124,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     labels = targets if classes else None
-    folds = units.folds_of(data.train, labels, config.folds, ordered=data.ordered, rng=rng)
+    folds = units.folds_of(data.train.units, len(rows), labels, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
         report(1, 1)

@@ -173,7 +173,8 @@ def _held(data: FitData, folds: int, rng: Seed) -> list[tuple[FitData, Seed, str
             raise ConfigError("methods.stacked", "must have validation rows, on which the share is found", 0)
         return [(held, rng, "search")]
     labels = data.train.targets if data.task == "classification" else None
-    of_row = units.folds_of(data.train, labels, folds, ordered=data.ordered, rng=rng.fold("folds"))
+    address = rng.fold("folds")
+    of_row = units.folds_of(data.train.units, len(data.train), labels, folds, ordered=data.ordered, rng=address)
     pairs = units.left_out(of_row, ordered=data.ordered)
     return [
         (

@@ -14,7 +14,6 @@ import torch
 
 from ..errors import DataError
 from ..seeds import Seed
-from .examples import Examples
 
 _DRAWS: Final = 100  # of a split's test groups, until they are not those of an earlier split
 
@@ -112,8 +111,10 @@ def folds(units: np.ndarray, count: int, *, ordered: bool, rng: Seed) -> np.ndar
     return places.astype(int)[of_row.reshape(-1)]
 
 
-def folds_of(rows: Examples, labels: np.ndarray | None, count: int, *, ordered: bool, rng: Seed) -> np.ndarray:
-    """Return the fold of each row for a cross-validation by :func:`left_out`, also of rows without units.
+def folds_of(
+    units: np.ndarray | None, rows: int, labels: np.ndarray | None, count: int, *, ordered: bool, rng: Seed
+) -> np.ndarray:
+    """Return the fold of each of ``rows`` rows for a cross-validation by :func:`left_out`, also of rows without units.
 
     Independent rows go to the folds at random, those of each class about equally often, and there is no fold for fewer
     than two rows.
@@ -121,12 +122,12 @@ def folds_of(rows: Examples, labels: np.ndarray | None, count: int, *, ordered: 
     Args:
         labels: the class of each row; None for regression.
     """
-    if rows.units is not None:
-        return folds(rows.units, count, ordered=ordered, rng=rng)
-    random = torch.rand(len(rows), generator=rng.generator(), dtype=torch.float64).numpy()
-    order = np.lexsort((random, np.zeros(len(rows)) if labels is None else labels))
-    of_row = np.empty(len(rows), dtype=int)
-    of_row[order] = np.arange(len(rows)) % min(count, max(2, len(rows) // 2))
+    if units is not None:
+        return folds(units, count, ordered=ordered, rng=rng)
+    random = torch.rand(rows, generator=rng.generator(), dtype=torch.float64).numpy()
+    order = np.lexsort((random, np.zeros(rows) if labels is None else labels))
+    of_row = np.empty(rows, dtype=int)
+    of_row[order] = np.arange(rows) % min(count, max(2, rows // 2))
     return of_row
 
 
