@@ -104,16 +104,30 @@ def test_widths_and_draws_follow_the_mixture() -> None:
 
 def test_a_student_t_of_logarithms_becomes_gaussians_close_to_it() -> None:
     ours = made(7, least=3.0)
-    torch.testing.assert_close(ours.gaussians.mean, ours.mean)
-    torch.testing.assert_close(ours.gaussians.variance, ours.variance)
+    far = torch.full((ours.draw_mean.shape[-1],), 1e6)
+    torch.testing.assert_close(ours.gaussians(far).mean, ours.mean)
+    torch.testing.assert_close(ours.gaussians(far).variance, ours.variance)
     z = np.linspace(-60, 60, 120_001)
     at = torch.from_numpy(z)[:, None]
     for degrees, most in ((3.1, 0.012), (6.0, 0.0012)):
         one = StudentT(torch.zeros(1, 1, 1).double(), torch.ones(1, 1, 1).double(), degrees)
         density = t(degrees).pdf(z)
-        plain = Gaussian(one.draw_mean, one.draw_variance)
-        lost = [np.trapezoid(density * (np.log(density) - of.log_prob(at).numpy()), z) for of in (one.gaussians, plain)]
+        plain, mixture = Gaussian(one.draw_mean, one.draw_variance), one.gaussians(torch.full((1,), 1e6))
+        logs = [of.log_prob(at).numpy() for of in (mixture, plain)]
+        lost = [np.trapezoid(density * (np.log(density) - log), z) for log in logs]
         assert 0 < lost[0] < most < lost[1] / 10
+
+
+def test_wide_student_ts_of_logarithms_have_no_gaussian_that_sets_the_mean() -> None:
+    """Logarithms with scales of 0.1, 0.8 and 2, in units of 0.5 logarithms: 3.1 degrees, a sd of 1.68 scales."""
+    squared = (torch.tensor([0.1, 0.8, 2.0]).double() / 0.5).square().reshape(1, 3, 1)
+    ours = StudentT(torch.zeros_like(squared), squared, 3.1)
+    free, bounded = (ours.gaussians(torch.tensor([most])).draw_variance.sqrt() * 0.5 for most in (1e6, 2.0))
+    assert torch.equal(free[:, 0], bounded[:, 0]) and free[:, 0].max() < 1, "no Gaussian of this row is that wide"
+    whole = ours.variance[:, 0].sqrt() * 0.5
+    torch.testing.assert_close(bounded.amax(0)[1:, 0], torch.maximum(whole, torch.ones(3).double())[1:])
+    means = [(of.square() / 2).exp().mean(0)[:, 0] for of in (free, bounded)]
+    assert means[0][1] > 5 and means[1][1] < 2, "a Gaussian of this width has a mean of exp(z) of 2.5"
 
 
 def test_networks_of_logarithms_have_moments_and_almost_the_density_of_their_student_ts() -> None:

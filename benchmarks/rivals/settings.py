@@ -20,7 +20,7 @@ _TREES: Final = {"rounds": 2000, "learning_rate": 0.05, "leaves": 31, "leaf_rows
 _LIGHTGBM: Final = {**_TREES, "column_share": 0.8, "patience": 50, "folds": 5}
 _CATBOOST: Final = {"rounds": 2000, "learning_rate": 0.05, "depth": 6, "l2": 3.0, "patience": 50, "draws": 1}
 _CATBOOST_T: Final = {name: value for name, value in _CATBOOST.items() if name != "draws"}
-_BOOSTING: Final = {"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "best"}
+_BOOSTING: Final = {"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "auto"}
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .predictive import Continuous, Gaussian
+from .predictive import Continuous, Gaussian, Predictive
+from .student_t import StudentT
 
 
 @final
@@ -52,6 +53,11 @@ class Mixture(Continuous):
     def reach(self) -> tuple[Tensor, Tensor]:
         lows, highs = zip(*(part.reach for part in self.parts), strict=True)
         return torch.stack(lows).amin(0), torch.stack(highs).amax(0)
+
+    @property
+    def jumps(self) -> Float[Tensor, "jump batch output"] | None:
+        each = [jumps for part in self.parts if (jumps := part.jumps) is not None]
+        return torch.cat(each) if each else None
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         terms = [part.log_prob(targets) + math.log(share) for part, share in zip(self.parts, self.shares, strict=True)]
@@ -102,6 +108,11 @@ class Exponential(Continuous):
         low, high = self.base.reach
         return low.exp(), high.exp()
 
+    @property
+    def jumps(self) -> Float[Tensor, "jump batch output"] | None:
+        jumps = self.base.jumps
+        return None if jumps is None else jumps.exp()
+
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         """Return log p(log y | x) − Σ log y; −∞ where a target is not above 0."""
         return self._own_units(self.base.log_prob, targets)
@@ -131,3 +142,14 @@ class Exponential(Continuous):
         first, values = low.exp(), z.exp()
         mean = first + (weight * values).sum(0)
         return mean, (first - mean).square() + (weight * 2 * (values - mean) * values).sum(0)
+
+
+def for_logarithms(predictive: Predictive, scale: Float[Tensor, " output"]) -> Predictive:
+    """Return a predictive of logarithms whose exponential has moments: each Student t as a mixture of Gaussians.
+
+    ``scale`` is the number of logarithmic units in one of the predictive's units.
+    """
+    if isinstance(predictive, Mixture):
+        parts = [part.gaussians(1 / scale) if isinstance(part, StudentT) else part for part in predictive.parts]
+        return Mixture(parts, predictive.shares)
+    return predictive.gaussians(1 / scale) if isinstance(predictive, StudentT) else predictive

@@ -21,7 +21,7 @@ from .artifacts import State, stack, under, unstack
 from .config import LATER, read, to_mapping
 from .data.examples import Task
 from .data.transform import Transform
-from .derived_predictive import Exponential, Mixture
+from .derived_predictive import Exponential, Mixture, for_logarithms
 from .errors import Diverged, require
 from .joint_predictive import DRAWS, Joint
 from .joint_regression import JointInOwnUnits
@@ -255,8 +255,8 @@ class Predictor:
         """
         if self.transform.shift is None or self.transform.scale is None:
             return predictive
-        if self.transform.log and isinstance(predictive, StudentT):
-            predictive = predictive.gaussians
+        if self.transform.log:
+            predictive = for_logarithms(predictive, self.transform.scale)
         return predictive.rescale(self.transform.shift, self.transform.scale)
 
     def _exponential(self, predictive: Predictive) -> Predictive:

@@ -165,6 +165,11 @@ class Continuous(Predictive):
         everywhere = torch.full_like(self.mean, torch.inf)
         return -everywhere, everywhere
 
+    @property
+    def jumps(self) -> Float[Tensor, "jump batch output"] | None:
+        """Return the values at which the density jumps, between which integrals are taken; None if it is smooth."""
+        return None
+
     @abstractmethod
     def rescale(self, shift: Tensor, scale: Tensor) -> "Continuous":
         """Return the predictive of shift + scale·y, both [output], in float64."""
@@ -178,6 +183,8 @@ class Continuous(Predictive):
         low, high = self.bracket(_OUTSIDE)[0], self.bracket(1 - _OUTSIDE)[1]
         mean, sd = self.mean.double(), self.variance.double().sqrt()
         ends = torch.stack([low, *((mean + t * sd).clamp(low, high) for t in _ENDS), high])
+        if self.jumps is not None:
+            ends = torch.cat([ends, self.jumps]).sort(0).values
         nodes = torch.tensor(GAUSS_LEGENDRE[0], device=low.device)[:, None, None]
         z = ends[:-1, None] + (1 + nodes) / 2 * ends.diff(dim=0)[:, None]
         return ends, z, torch.stack([torch.stack([self.cdf(value) for value in panel]) for panel in z])

@@ -36,7 +36,7 @@ from . import conformal
 from .artifacts import State
 from .data.examples import Examples
 from .data.transform import Transform
-from .derived_predictive import Mixture
+from .derived_predictive import Mixture, for_logarithms
 from .errors import ArtifactError
 from .predictive import Categorical, Continuous, Gaussian, Predictive
 from .student_t import StudentT
@@ -136,8 +136,8 @@ def fit(
             apart, or ``conformal.OF_CLASSES``.
     """
     parts = [(predictive, transform.targets(rows.targets[at])) for at, predictive in batches]
-    if transform.log:  # as the recalibration is applied
-        parts = [(of.gaussians if isinstance(of, StudentT) else of, targets) for of, targets in parts]
+    if transform.log and transform.scale is not None:  # as the recalibration is applied
+        parts = [(for_logarithms(of, transform.scale), targets) for of, targets in parts]
     scores, order = torch.cat([conformal.row_scores(predictive, targets) for predictive, targets in parts]).sort()
     groups = None
     if grouped_by is not None:
@@ -254,6 +254,11 @@ class Widened(Continuous):
     def reach(self) -> tuple[Tensor, Tensor]:
         low, high = self.base.reach
         return self._wide(low), self._wide(high)
+
+    @property
+    def jumps(self) -> Float[Tensor, "jump batch output"] | None:
+        jumps = self.base.jumps
+        return None if jumps is None else self._wide(jumps)
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
         stretch = torch.as_tensor(self.factor, dtype=torch.float64).log().expand_as(self._centre).sum(-1)

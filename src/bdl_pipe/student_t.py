@@ -78,8 +78,7 @@ class StudentT(Draws):
         centre = self.mean
         return StudentT(centre + factor * (self.draw_mean - centre), factor**2 * self.squared_scale, self.degrees)
 
-    @property
-    def gaussians(self) -> Gaussian:
+    def gaussians(self, most: Float[Tensor, " output"]) -> Gaussian:
         """Return a mixture of 16 Gaussians for each draw, with its mean and variance, for targets fitted as logarithms.
 
         If log y has a Student t, y has no mean, and the CRPS is infinite: E exp(z) diverges. Given a precision λ ~
@@ -87,6 +86,12 @@ class StudentT(Draws):
         variances are scaled so that their mean is ν/(ν − 2) s². The divergence from the Student t is .013 nats at ν =
         3.1, .005 at 4 and .001 at 6, where a Gaussian's is .174, .084 and .030. The quantiles are those of Wilson &
         Hilferty 1931, in closed form, so that a program can be exported.
+
+        No Gaussian is wider than a standard deviation of ``most``, or than the Student t itself if that is wider.
+        Otherwise the widest sets the mean of exp(z): on one row of ``diamonds`` it was 32,500, and the median 4,400.
+
+        Args:
+            most: a standard deviation of 1 of the logarithms, in the units of this distribution.
         """
         degrees = self.degrees.to(self.draw_mean).clamp_min(2.1)  # a variance exists
         levels = (torch.arange(_NODES, dtype=torch.float64) + 0.5) / _NODES
@@ -94,5 +99,6 @@ class StudentT(Draws):
         spread = 2 / (9 * degrees)
         ratio = (1 - spread + normal * spread.sqrt()).clamp_min(_LEAST_RATIO ** (1 / 3)) ** 3  # λ
         share = ratio.reciprocal() / ratio.reciprocal().mean(0)
-        variance = share * degrees / (degrees - 2) * self.squared_scale
+        whole = degrees / (degrees - 2) * self.squared_scale
+        variance = torch.minimum(share * whole, torch.maximum(whole, most.to(whole).square()))
         return Gaussian(self.draw_mean.expand(_NODES, *self.draw_mean.shape).flatten(0, 1), variance.flatten(0, 1))

@@ -120,6 +120,21 @@ def test_the_share_of_folds_is_the_best_on_rows_that_are_each_left_out(tiny_tabl
     assert abs(best_share(*known) - share) > 1e-2
 
 
+def test_trees_for_quantiles_are_mixed_with_the_network_at_the_best_share(tiny_table: FitData) -> None:
+    boosting = {**config_of("stacked", "regression").boosting.__dict__, "noise": "quantiles"}
+    state = fit("stacked", "student", tiny_table, rng=Seed(3), boosting=boosting)
+    inputs, targets = tiny_table.tensors("validation")
+    posterior = StackedPosterior(state)
+    network, trees = (of.predict(inputs).log_prob(targets).double() for of in (posterior.network, posterior.trees))
+    share = float(state.tensors["share"])
+    assert share == pytest.approx(best_share(network, trees)) and 0 < share < 1 and state.config["tails"] is None
+    expected = (share * network.exp() + (1 - share) * trees.exp()).log()
+    torch.testing.assert_close(posterior.predict(inputs).log_prob(targets).double(), expected)
+    for extreme, only in ((0.0, trees), (1.0, network)):
+        state.tensors["share"].fill_(extreme)
+        assert torch.equal(StackedPosterior(state).predict(inputs).log_prob(targets).double(), only)
+
+
 def test_folds_keep_the_rows_of_a_group_together(tiny_table: FitData) -> None:
     groups = np.arange(len(tiny_table.train)) // 8
     grouped = replace(tiny_table, train=Examples(*_columns(tiny_table.train), units=groups))

@@ -14,7 +14,9 @@ to all rows. The noise of regression is estimated from the residuals of left-out
 - ``quantiles``: a distribution from quantiles at five levels (:mod:`.quantiles`), each boosted with its pinball loss
   (Koenker & Bassett 1978) on the same folds. Trees are over-confident on their training rows, so each quantile is
   shifted until its level's share of the left-out rows is below it, like a conformal quantile (Romano, Patterson &
-  Candès 2019, with folds instead of a split).
+  Candès 2019, with folds instead of a split);
+- ``auto``: ``quantiles`` if at least 15 % of the rows have the same target, such as 0 of an income; otherwise ``best``.
+  A distribution around a mean does not describe such a value.
 
 Weights of rows are those of the losses, of the scores of left-out rows, and of the estimates of noise; a quantile is
 then the smallest value with its level's share of the weights. The least number of rows of a leaf counts rows.
@@ -28,7 +30,7 @@ a threshold.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, final
 
 import numpy as np
@@ -53,6 +55,7 @@ from .trees import Trees, clear_of_rounding, of_boosting
 
 _SMALLEST: Final = 1e-6  # the smallest variance relative to the targets' variance; an exact fit has variance 0
 _PATIENCE: Final = 20  # boosting stops after this many rounds without a better score on left-out rows
+_REPEATED: Final = 0.15  # the least share of rows with one target that ``auto`` describes by quantiles
 _ABSENT: Final = -50.0  # log-probability of a class without training rows
 Scaled = tuple[np.ndarray, np.ndarray | None]  # residuals over their standard deviations [row], and the rows' weights
 
@@ -66,7 +69,7 @@ class BoostingConfig:
         learning_rate: the factor that scales each tree.
         leaves: the largest number of leaves of a tree.
         folds: K, the number of folds of the cross-validation.
-        noise: the distribution of a regression: ``one``, ``each input``, ``best``, ``student`` or ``quantiles``.
+        noise: of a regression: ``one``, ``each input``, ``best``, ``student``, ``quantiles`` or ``auto``.
         categories: what trees split a category by: ``columns``, its one-hot columns, or ``own``, subsets of its values.
     """
 
@@ -74,7 +77,7 @@ class BoostingConfig:
     learning_rate: float
     leaves: int
     folds: int
-    noise: Literal["one", "each input", "best", "student", "quantiles"]
+    noise: Literal["one", "each input", "best", "student", "quantiles", "auto"]
     categories: Literal["columns", "own"] = "columns"
 
     def __post_init__(self) -> None:
@@ -124,6 +127,7 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     rows, targets = (values.double().numpy() for values in data.tensors("train"))
     classes = [int(label) for label in np.unique(targets)] if data.task == "classification" else []
     labels = targets if classes else None
+    config = chosen(config, data)
     folds = units.folds_of(data.train.units, len(rows), labels, config.folds, ordered=data.ordered, rng=rng)
     about: dict[str, object] = {"posterior": BoostingPosterior.key, "classes": classes, "outputs": data.outputs}
     if len(classes) == 1:  # a single class has probability 1 and needs no trees
@@ -145,6 +149,17 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
         tensors |= _named(f"sums.{i}", trees) | _named(f"variance.{i}", variance)
         scaled.append(standard)
     return State(tensors | (_student(tensors, scaled) if config.noise == "student" else {}), about)
+
+
+def chosen(config: BoostingConfig, data: FitData) -> BoostingConfig:
+    """Return the config with the noise that ``auto`` stands for; of weighted rows their share is of the weight."""
+    if config.noise != "auto":
+        return config
+    shares = [0.0]
+    for column in data.train.targets.T if data.task == "regression" else ():
+        count = np.bincount(np.unique(column, return_inverse=True)[1], data.train.weights)
+        shares.append(float(count.max() / count.sum()))
+    return replace(config, noise="quantiles" if max(shares) >= _REPEATED else "best")
 
 
 def _categories(data: FitData, inputs: int, config: BoostingConfig) -> Categories | None:
@@ -336,6 +351,6 @@ BOOSTING = Method(
     rival=True,
     search={"learning_rate": (1e-2, 3e-1, "log"), "leaves": (4, 64, "integer")},
     weighs_rows=True,
-    settings={"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "best"},
+    settings={"rounds": 1000, "learning_rate": 0.1, "leaves": 31, "folds": 5, "noise": "auto"},
     default=Default(1.0, suits=lambda size: size.image is None),
 )

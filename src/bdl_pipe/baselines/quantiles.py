@@ -90,6 +90,10 @@ class Quantiles(Continuous):
         return self._moments[1]
 
     @property
+    def jumps(self) -> Float[Tensor, "jump batch output"]:
+        return self.values.movedim(-1, 0)
+
+    @property
     def epistemic_variance(self) -> Float[Tensor, "batch output"]:
         return torch.zeros_like(self.mean)
 

@@ -13,10 +13,11 @@ have folds by default, as a tenth of them would give the share a large error.
 TabM chooses its epochs and estimates its noise on the rows that a fit leaves out, which favours its share a little:
 these are a few numbers. Targets are standardised with all training rows. If TabM has the tails of a Student t, the
 trees get the same estimate: their residuals are a Student t, and its log squared scale is a line in the log variance of
-the trees (:func:`.likelihood.least_student_nll`).
+the trees (:func:`.likelihood.least_student_nll`). Trees for quantiles (``boosting.noise``) keep their distribution.
 
 The predictive has ``draws`` equally weighted draws, which joints and disagreement need: TabM's members, each about
 equally often, in round(w·draws) of them, and the trees in all others. So the share is rounded by at most 1/(2·draws).
+With trees for quantiles the predictive is the mixture of TabM's and the trees', which counts as one draw.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -33,15 +34,17 @@ from ..data import units
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..data.split_rows import take
+from ..derived_predictive import Mixture
 from ..errors import ConfigError, require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
-from ..predictive import Categorical, Gaussian, Predictive
+from ..predictive import Categorical, Continuous, Gaussian, Predictive
 from ..progress import Report
 from ..seeds import Seed
 from ..student_t import StudentT, degrees_of
 from ..training.likelihood import least_student_nll
-from .boosting import BOOSTING, BoostingConfig, BoostingPosterior
+from .boosting import BOOSTING, BoostingConfig, BoostingPosterior, chosen
+from .quantiles import Quantiles
 from .stored import StoredPosterior
 from .tabm import TABM, TabmConfig
 
@@ -59,7 +62,7 @@ class StackedConfig:
 
     Attributes:
         tabm: the hyperparameters of the network, see ``methods.tabm``.
-        boosting: the hyperparameters of the trees, see ``methods.boosting``; its ``noise`` must be a variance.
+        boosting: the hyperparameters of the trees, see ``methods.boosting``; its ``noise`` must not be ``student``.
         draws: the number of equally weighted draws of the predictive.
         share_folds: the number of folds whose left-out rows give the share; 1: the validation rows give it.
     """
@@ -72,7 +75,7 @@ class StackedConfig:
     def __post_init__(self) -> None:
         require_positive(self, "draws", "share_folds")
         noise = self.boosting.noise
-        require(noise != "quantiles", "boosting.noise", "must be one, each input or best", noise)
+        require(noise != "student", "boosting.noise", "must be one, each input, best, quantiles or auto", noise)
 
 
 def best_share(first: Float[Tensor, " row"], second: Float[Tensor, " row"]) -> float:
@@ -110,6 +113,10 @@ class StackedPosterior(StoredPosterior):
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
         network, trees = self.network.predict(inputs, rng=rng), with_tails(self.trees.predict(inputs), self._tails)
+        if isinstance(trees, Quantiles):
+            assert isinstance(network, Continuous)
+            share = float(self.tensors["share"])
+            return network if share == 1 else trees if share == 0 else Mixture([network, trees], [share, 1 - share])
         assert isinstance(network, Categorical | Gaussian | StudentT)
         members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)
         index = torch.arange(self._of_network, device=inputs.device) * members // max(1, self._of_network)
@@ -144,6 +151,7 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
     Raises:
         ConfigError: there is one fold, and there are no validation rows, on which the share would be found.
     """
+    config = replace(config, boosting=chosen(config.boosting, data))
     held = _held(data, config.share_folds, rng.fold("search"))
     final = [] if held[0][0] is data else [(data, rng.fold("final"), "final")]
     parts = _Parts(report, len(_PARTS) * (len(held) + len(final)))
@@ -195,7 +203,7 @@ def _share(fits: Sequence[tuple[Sequence[State], FitData]], config: StackedConfi
         rows = held.rows("validation", held.device).batches(_ROWS)
         predicted += [(network.predict(inputs), trees.predict(inputs), targets) for inputs, targets in rows]
     tails: list[float] | None = None
-    if config.tabm.tails == "student":
+    if config.tabm.tails == "student" and config.boosting.noise != "quantiles":
         plain = [(with_tails(of, [0.0, 1.0, 6.0]), targets) for _, of, targets in predicted]
         _, shifts, slopes = least_student_nll(plain, None)
         tails = [float(shifts[0]), float(slopes[0]), float(degrees_of(shifts[1:])[0])]

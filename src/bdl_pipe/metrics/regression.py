@@ -31,6 +31,7 @@ from .metric import Mean, Metric
 LEVEL: Final = 0.9  # of the scored intervals
 _NODES: Final = 32  # Gauss-Legendre nodes on each side of a target
 _PANEL_NODES: Final = 16  # nodes on each panel of a mixture
+_JUMP_NODES: Final = 8  # the same between values at which the density jumps, of which there are many
 _INSIDE: Final = (1e-3, 1 - 1e-3)  # levels of the quantiles at which panels end
 _INSIDE_TAILS: Final = (1e-5, 1e-3, 0.05, 0.95, 1 - 1e-3, 1 - 1e-5)  # the same of Student ts
 _OUTSIDE: Final = 1e-9  # probability on each side that the integral leaves out
@@ -93,7 +94,7 @@ def integrated(
 
     The parts of a mixture may differ in width by far: its panels end at quantiles of the narrowest and widest part. Of
     exponentials the integral is over log z, where they have the widths of their bases. A Student t has more panels, as
-    its range is hundreds of times its scale.
+    its range is hundreds of times its scale. Panels also end where a density jumps.
     """
     first, last = predictive.bracket(_OUTSIDE)[0], predictive.bracket(1 - _OUTSIDE)[1]
     low, high = torch.minimum(first, targets), torch.maximum(last, targets)
@@ -101,12 +102,16 @@ def integrated(
     parts = predictive.parts if isinstance(predictive, Mixture) else (predictive,)
     logs = isinstance(parts[0], Exponential)
     tails = isinstance(parts[0], StudentT)
-    if isinstance(predictive, Mixture) or tails:
+    jumps = predictive.jumps
+    if isinstance(predictive, Mixture) or tails or jumps is not None:
         ends = [
             torch.stack([part.bracket(p)[p > 0.5] for part in parts]) for p in (_INSIDE_TAILS if tails else _INSIDE)
         ]
         inner = [extreme for end in ends for extreme in (end.amin(0), end.amax(0))]
-        points, nodes = torch.stack([low, *inner, targets, high]).sort(0).values, _PANEL_NODES
+        points, nodes = torch.stack([low, *inner, targets, high]), _PANEL_NODES
+        if jumps is not None:
+            points, nodes = torch.cat([points, jumps]), _JUMP_NODES
+        points = points.sort(0).values
     total = torch.zeros_like(targets)
     if logs:  # beyond first and last F is 0 or 1
         sure = torch.ones_like(targets)
