@@ -16,8 +16,7 @@ from bdl_pipe.figures import Series, progress
 from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.comparison import Difference, over_splits
 
-AREAS: Final = {"wheel": "wheel-", "mushroom": "mushroom"}
-LABELLING, SEARCHES = "label-", ("branin", "hartmann6", "tuning")
+LABELLING: Final = "label-"
 VBLL: Final = "vbll"
 RIVALS: Final = ("linear", "map_blr", "greedy", "ensemble", "swag", "dropout", "bnn", "kfac_laplace", "gp")
 
@@ -35,9 +34,8 @@ def write(place: Path) -> None:
 def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
     """Return the text of the page."""
     done = list(facts["tasks"])
-    wheels = [key for key in done if key.startswith(AREAS["wheel"])]
+    wheels = [key for key in done if key.startswith("wheel-")]
     bandits, labelling = [*wheels, *(k for k in done if k == "mushroom")], [k for k in done if k.startswith(LABELLING)]
-    searches = [key for key in SEARCHES if key in done]
     lines = [
         "# Decisions",
         "",
@@ -50,19 +48,15 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
         lines += ["", f"Not yet run: {', '.join(facts['missing'])}."]
     if bandits:
         lines += ["", "## Does it explore well? Bandits", "", *_bandits(scores, bandits, wheels, facts)]
-    if searches:
-        lines += ["", "## Bayesian optimisation", "", *_EARLIER, "", *_searches(scores, searches)]
+    lines += [
+        "",
+        "Bayesian optimisation has pages of its own: [nine functions](nine.md), and [in batches of four](nine_fours.md).",
+    ]
     if labelling:
         lines += ["", "## Active learning", "", *_labelling(scores, labelling, facts)]
     for decision in done:
         lines += ["", f"![{decision}]({decision}.svg)"]
     return "\n".join(lines) + "\n"
-
-
-_EARLIER: Final = [
-    "**These searches are from before acquisition functions followed their gradient, with a GP whose fit stops too",
-    "early.** [Nine functions](nine.md) have the loop of today.",
-]
 
 
 def drawn(curves: pd.DataFrame, decision: str) -> Drawing:
@@ -72,10 +66,9 @@ def drawn(curves: pd.DataFrame, decision: str) -> Drawing:
     points = part[part.metric == metric].set_index(["agent", "round"])[["mean", "error"]]
     agents = list(dict.fromkeys(points.index.get_level_values(0)))
     lines = [Series(agent, Mark(i % 10, i // 10), points.loc[agent]) for i, agent in enumerate(agents)]
-    what = "regret of uniform choices" if _is_bandit(decision) else metric
+    what = "regret of uniform choices" if metric == "regret" else metric
     unit = "labels" if decision.startswith(LABELLING) else "rounds"
-    log = metric == "regret" and not _is_bandit(decision)
-    return progress(lines, f"{decision}: {what}", unit, higher=metric == "accuracy", log=log)
+    return progress(lines, f"{decision}: {what}", unit, higher=metric == "accuracy", log=False)
 
 
 def difference(scores: pd.DataFrame, metric: str, decisions: Sequence[str], one: str, other: str) -> Difference:
@@ -91,10 +84,6 @@ def verdict(gap: Difference, *, lower_is_better: bool) -> str:
     if not gap.apart:
         return "no difference beyond its error"
     return "better" if (gap.mean < 0) == lower_is_better else "worse"
-
-
-def _is_bandit(decision: str) -> bool:
-    return decision.startswith(tuple(AREAS.values()))
 
 
 def _bandits(scores: pd.DataFrame, bandits: list[str], wheels: list[str], facts: dict[str, Any]) -> list[str]:
@@ -138,28 +127,6 @@ def _sentence(scores: pd.DataFrame, wheels: list[str]) -> str:
         f"**On {count} wheel problems a function drawn from VBLL's joint {named} values drawn from its marginals "
         f"({joint.mean:+.3f} ± {joint.error:.3f}). VBLL with one-row updates explores {'; '.join(parts)}.**"
     )
-
-
-def _searches(scores: pd.DataFrame, searches: list[str]) -> list[str]:
-    lines = [
-        "Regret is the optimum less the best value so far (of `tuning`: mean squared error), here as a mean over 24",
-        "evaluations after 10 random ones. `gp` is an exact GP of gpytorch. `…_ei` takes expected improvement in place",
-        "of Thompson sampling.",
-        "",
-        *_table(scores, searches, "mean_regret"),
-        "",
-        "At the last evaluation:",
-        "",
-        *_table(scores, searches, "regret"),
-    ]
-    lines += ["", "Mean regret of one less another's, paired by problem (below 0: the first is better):", ""]
-    lines += ["| search | one | other | difference | |", "|---|---|---|---|---|"]
-    for key in searches:
-        for one, other in (("gp", VBLL), ("gp", "uniform"), (VBLL, "uniform"), (VBLL, "vbll_marginal")):
-            gap = difference(scores, "mean_regret", [key], one, other)
-            told = verdict(gap, lower_is_better=True)
-            lines.append(f"| {key} | `{one}` | `{other}` | {gap.mean:+.3g} ± {gap.error:.2g} | {told} |")
-    return lines
 
 
 def _labelling(scores: pd.DataFrame, labelling: list[str], facts: dict[str, Any]) -> list[str]:
