@@ -48,10 +48,7 @@ def page(scores: pd.DataFrame, facts: dict[str, Any]) -> str:
         lines += ["", f"Not yet run: {', '.join(facts['missing'])}."]
     if bandits:
         lines += ["", "## Does it explore well? Bandits", "", *_bandits(scores, bandits, wheels, facts)]
-    lines += [
-        "",
-        "Bayesian optimisation has pages of its own: [nine functions](nine.md), and [in batches of four](nine_fours.md).",
-    ]
+    lines += ["", "Bayesian optimisation: [nine functions](nine.md), and the same [in batches of four](nine_fours.md)."]
     if labelling:
         lines += ["", "## Active learning", "", *_labelling(scores, labelling, facts)]
     for decision in done:
