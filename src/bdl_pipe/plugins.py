@@ -98,9 +98,6 @@ class Registered(Mapping[str, T], Generic[T]):
         """Return the module that defines an added value; None for the library's values."""
         return self._others[name][1] if name in self._others else None
 
-    def _remove(self, name: str) -> None:
-        del self._others[name]
-
 
 def load(names: object) -> list[Plugin]:
     """Import the plugins in ``names``, the section ``plugins`` of params.yaml; loaded ones are not imported again.
@@ -190,7 +187,7 @@ def _import(name: str, text: str | None = None) -> Plugin:
             exec(compile(text, name, "exec"), imported.__dict__)
     except BaseException as error:
         for table, added in reversed(_added[mark:]):
-            table._remove(added)
+            del table._others[added]
         del _added[mark:], _loaded[name]
         sys.modules.pop(module, None)
         if not isinstance(error, Exception | SystemExit):

@@ -145,7 +145,8 @@ def fit(data: FitData, inputs: Inputs, config: BoostingConfig, *, rng: Seed, rep
     scaled = list[Scaled]()
     for i, column in enumerate(targets.T):
         trees, left_out = folded.solve(f"mean.{i}", "squared_error", column)
-        variance, standard = _noise(folded, i, column - left_out, _variance(column, folded.weights))
+        spread = float(np.cov(column, ddof=0, aweights=folded.weights))
+        variance, standard = _noise(folded, i, column - left_out, spread)
         tensors |= _named(f"sums.{i}", trees) | _named(f"variance.{i}", variance)
         scaled.append(standard)
     return State(tensors | (_student(tensors, scaled) if config.noise == "student" else {}), about)
@@ -332,15 +333,9 @@ def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
             trees, left_out = folded.solve(f"quantile.{output}.{number}", "quantile", column, level)
             tensors |= _named(f"sums.{output * len(SCORES) + number}", trees)
             shifts[output, number] = np.nanquantile(column - left_out, level, method=way, weights=of_rows)
-    variance = targets.var(0) if of_rows is None else np.array([_variance(column, of_rows) for column in targets.T])
+    variance = np.array([np.cov(column, ddof=0, aweights=of_rows) for column in targets.T])
     least = np.sqrt(_SMALLEST * np.maximum(variance, _SMALLEST))
     return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
-
-
-def _variance(targets: np.ndarray, weights: np.ndarray | None) -> float:
-    if weights is None:
-        return float(targets.var())
-    return student_noise.mean((targets - student_noise.mean(targets, weights)) ** 2, weights)
 
 
 BOOSTING = Method(

@@ -88,7 +88,7 @@ class Comparison:
         """
         pd, (best, *others) = _pandas(), self.table.index
         rows = []
-        for metric in ("nll", self._accuracy):
+        for metric in ("nll", "accuracy" if self.task == "classification" else "rmse"):
             for name in others:
                 gap = self.difference(name, best, metric, comparisons=len(others))
                 ends = gap.mean - gap.half, gap.mean + gap.half
@@ -157,10 +157,6 @@ class Comparison:
         frame = _pandas().DataFrame(cells, index=self.table.index)
         frame = frame.rename(columns=lambda metric: metric_of(metric).label)
         return f"{frame.to_html(escape=True)}<p>{self.verdict}</p>"
-
-    @property
-    def _accuracy(self) -> str:
-        return "accuracy" if self.task == "classification" else "rmse"
 
     def _marks(self) -> "list[Mark]":
         from ..drawing import Mark

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ..data.examples import Examples
 from ..errors import DataError, require
-from ..joint_predictive import DRAWS, Joint, JointCategorical
+from ..joint_predictive import Joint, JointCategorical
 from ..metrics import GroupLogProbs
 from ..metrics.joint import AT_ONCE, JOINT_DRAWS, SIZES, names
 from ..posterior import GaussianPosterior, JointPosterior, Posterior, Predictor, joint
@@ -219,7 +219,6 @@ def same_class_along(
     *,
     steps: int,
     rng: Seed,
-    draws: int = DRAWS,
     anchor: float = 0.0,
 ) -> pa.Table:
     """Return P(Y_1 = Y_2) for an anchor and each of ``steps`` inputs on the line from ``first`` to ``second``.
@@ -230,7 +229,6 @@ def same_class_along(
 
     Args:
         first, second: transformed inputs of a posterior of classes.
-        draws: as in :func:`bdl_pipe.posterior.joint`.
         anchor: the place of the first of the two inputs on the line; by default it is ``first``.
 
     Raises:
@@ -244,7 +242,7 @@ def same_class_along(
     line, fixed = (
         torch.lerp(first, second, at.reshape(-1, *[1] * first.ndim)) for at in (share, share.new_tensor([anchor]))
     )
-    pairs = joint(posterior, torch.stack([fixed.expand_as(line), line], 1), rng=rng, draws=draws)
+    pairs = joint(posterior, torch.stack([fixed.expand_as(line), line], 1), rng=rng)
     if not isinstance(pairs, JointCategorical):
         raise DataError("the posterior must be one of classes, got one of regression")
     columns = {"share": share.double(), "joint": pairs.same_class(), "product": pairs.marginal_same_class()}

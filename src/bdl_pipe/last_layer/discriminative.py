@@ -81,9 +81,6 @@ class Discriminative(LastLayer):
         """Return σ_k²."""
         return (-2 * self.noise_log_root).exp()
 
-    def _noise_trace(self) -> Float[Tensor, ""]:
-        return (2 * self.noise_log_root).exp().sum()
-
     def _moments(self, features: Tensor, form: Form) -> tuple[Tensor, Tensor]:
         """Return w̄_kᵀφ and φᵀS_kφ + σ_k², [batch, class] each."""
         return features @ self.mean.mT, form.quadratic(features) + self.noise_variance

@@ -56,9 +56,6 @@ class FullDiscriminative(LastLayer):
         """Return σ_k²."""
         return (-2 * self.noise_log_root).exp()
 
-    def _noise_trace(self) -> Float[Tensor, ""]:
-        return (2 * self.noise_log_root).exp().sum()
-
     def _covariance(self, features: Tensor, form: Form) -> Float[Tensor, "batch class class"]:
         """Return V(φ)."""
         assert isinstance(form, Dense)

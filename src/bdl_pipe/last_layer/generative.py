@@ -65,14 +65,11 @@ class Refit(Buffers):
     class_log_probs: Float[Tensor, " class"]
     feature_prior_variance: Float[Tensor, " feature"]
 
-    def log_density(
-        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
-    ) -> Float[Tensor, " batch"]:
+    def log_density(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, " batch"]:
         """Return :meth:`Generative.log_density` under the refitted densities and the layer's feature prior."""
         check_features(features, self.mean.shape[-1])
         joint = self.class_log_probs + log_densities(features, self.mean, self.variance)
-        density = torch.logsumexp(joint, dim=-1)
-        return density - prior_density(features, self.feature_prior_variance) if normalised else density
+        return torch.logsumexp(joint, dim=-1) - prior_density(features, self.feature_prior_variance)
 
 
 class Generative(nn.Module):
@@ -262,17 +259,14 @@ class Generative(nn.Module):
         """Return φ̄ − μ of standard normal numbers, in float64."""
         return self.log_std.double().exp() * normal
 
-    def log_density(
-        self, features: Float[Tensor, "batch feature"], *, normalised: bool = True
-    ) -> Float[Tensor, " batch"]:
-        """Return log Σ_k p(k) N(φ | μ[k], Σ + S[k]) in nats (eq. 74): high for familiar features.
+    def log_density(self, features: Float[Tensor, "batch feature"]) -> Float[Tensor, " batch"]:
+        """Return log Σ_k p(k) N(φ | μ[k], Σ + S[k]) (eq. 74) − log N(φ | 0, sI + Σ) in nats, high for familiar φ.
 
-        The normalised density subtracts log N(φ | 0, sI + Σ), the density of features before any data, so that features
-        that are rare under every class do not count (appendix C.7, after Ren et al. 2021, who fit a Gaussian as the
-        background). The paper does not print its feature prior; its model implies this prior.
+        The second term is the density of features before any data, so that features that are rare under every class
+        do not count (appendix C.7, after Ren et al. 2021, who fit a Gaussian as the background). The paper does not
+        print its feature prior; its model implies this prior.
         """
-        density = torch.logsumexp(self(features), dim=-1)
-        return density - self._prior_density(features) if normalised else density
+        return torch.logsumexp(self(features), dim=-1) - self._prior_density(features)
 
     def _prior_density(self, features: Tensor) -> Float[Tensor, " batch"]:
         return prior_density(features, self.feature_prior_variance)

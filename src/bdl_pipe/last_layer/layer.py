@@ -101,9 +101,9 @@ class LastLayer(nn.Module, ABC):
     def _mean_bound(self, features: Tensor, targets: Tensor, form: Form, weights: Tensor | None) -> Tensor:
         """Return the theorem's data term at S = ``form``, averaged over the batch as :func:`mean_of` does."""
 
-    @abstractmethod
     def _noise_trace(self) -> Float[Tensor, ""]:
-        """Return tr(Σ⁻¹)."""
+        """Return tr(Σ⁻¹); a layer whose Σ is not diagonal has another."""
+        return (2 * self.noise_log_root).exp().sum()
 
     @abstractmethod
     def functions(self, features: Float[Tensor, "group row h"]) -> GaussianFunctions:

@@ -76,6 +76,22 @@ class NoiseMatrix(LastLayer, ABC):
         if tuple(targets.shape) != expected:  # [batch] would broadcast to [batch, batch]
             raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
 
+    def _sums(self, batches: Iterable[tuple[Tensor, ...]]) -> tuple[int, Tensor, Tensor, Tensor]:
+        """Return the number of rows, ΦᵀΦ [h, h], ΦᵀY [h, output] and YᵀY [output, output], in float64."""
+        gram, cross = widen(self.mean.new_zeros([self.in_features] * 2)), widen(torch.zeros_like(self.mean)).mT
+        squares, rows = gram.new_zeros([len(self.mean)] * 2), 0
+        for features, targets in batches:
+            check_features(features, self.in_features)
+            self._check(features, targets)
+            features, targets, rows = widen(features), widen(targets), rows + len(features)
+            gram, cross = gram + features.mT @ features, cross + features.mT @ targets
+            squares = squares + targets.mT @ targets
+        if rows == 0:
+            raise DataError("batches must have at least one row, got none")
+        if not torch.isfinite(gram).all():
+            raise DataError("features must be finite")
+        return rows, gram, cross, squares
+
 
 @final
 class Regression(NoiseMatrix):
@@ -255,19 +271,7 @@ def condition(layer: Regression, batches: Iterable[tuple[Tensor, ...]]) -> Conju
         DataError: there are no rows, features are not finite or not ``in_features`` wide, or targets have another
             shape.
     """
-    gram = widen(layer.mean.new_zeros(layer.in_features, layer.in_features))
-    cross, rows = widen(torch.zeros_like(layer.mean)).mT, 0
-    for features, targets in batches:
-        check_features(features, layer.in_features)
-        expected = (len(features), len(layer.mean))
-        if tuple(targets.shape) != expected:
-            raise DataError(f"targets must have shape {expected}, got {tuple(targets.shape)}")
-        features, rows = widen(features), rows + len(features)
-        gram, cross = gram + features.mT @ features, cross + features.mT @ widen(targets)
-    if rows == 0:
-        raise DataError("batches must have at least one row, got none")
-    if not torch.isfinite(gram).all():
-        raise DataError("features must be finite")
+    _, gram, cross, _ = layer._sums(batches)
     noise, rotation = torch.linalg.eigh(widen(layer.noise_covariance))  # d, U
     squares, basis = torch.linalg.eigh(gram)  # λ, V
     variance = 1 / (squares.clamp_min(0) / noise[:, None] + 1 / layer.prior_variance)  # [output, h]

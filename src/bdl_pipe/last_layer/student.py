@@ -26,14 +26,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from ..errors import DataError, require
+from ..errors import require
 from ..joint_predictive import GaussianFunctions
 from ..networks.covariance import Form
-from ..networks.last_layer import widen
 from ..predictive import Predictive
 from ..seeds import Seed
 from ..student_t import StudentT
-from .layer import Options, check_features, full_precision, mean_of
+from .layer import Options, full_precision, mean_of
 from .regression import NoiseMatrix
 
 _NOISES: Final = 32  # noise variances of a mixture over functions
@@ -182,18 +181,7 @@ class StudentRegression(NoiseMatrix):
         kind, outputs = self.covariance.kind, len(self.mean)
         require(kind == "dense", "covariance", "must be dense for the exact posterior", kind)
         assert self.covariance.factor is not None
-        gram = widen(torch.zeros_like(self.covariance.factor[0]))
-        cross, squares, rows = widen(torch.zeros_like(self.mean)).mT, gram.new_zeros(outputs, outputs), 0
-        for features, targets in batches:
-            check_features(features, self.in_features)
-            self._check(features, targets)
-            features, targets, rows = widen(features), widen(targets), rows + len(features)
-            gram, cross = gram + features.mT @ features, cross + features.mT @ targets
-            squares = squares + targets.mT @ targets
-        if rows == 0:
-            raise DataError("batches must have at least one row, got none")
-        if not torch.isfinite(gram).all():
-            raise DataError("features must be finite")
+        rows, gram, cross, squares = self._sums(batches)
         identity = torch.eye(self.in_features).to(gram)
         spread = torch.cholesky_inverse(torch.linalg.cholesky(gram + identity / self.prior_variance))  # S
         mean = (spread @ cross).mT

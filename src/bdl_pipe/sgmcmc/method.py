@@ -108,7 +108,7 @@ def teacher(
             Phase(report, f"{_PHASE}{number}", number * steps, len(groups) * steps, carried),
             device=chains.target.device,
             every=REPORT_EVERY,
-            metrics=partial(_likelihood, chains),
+            metrics=partial(lambda target: {"log_likelihood": float(target.log_likelihood.mean())}, chains.target),
         )
         noise = torch.tensor(chains.noise_ratio(draws[-1], steps, _NOISE_BATCHES), dtype=torch.float64)
         for c, i in enumerate(members):
@@ -134,10 +134,6 @@ def validate_sources(config: SgmcmcConfig, sources: Mapping[Any, Any]) -> None:
     """
     rule = "must be a trajectory: target.batch_norm is frozen"
     require(config.target.batch_norm == "refused" or bool(sources.get("trajectory")), "input", rule, "the data alone")
-
-
-def _likelihood(chains: NetworkChains) -> dict[str, float]:
-    return {"log_likelihood": float(chains.target.log_likelihood.mean())}
 
 
 def _starts(inputs: Sequence[Inputs], target: NetworkTarget) -> Positions | None:

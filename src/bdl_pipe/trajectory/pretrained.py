@@ -187,8 +187,8 @@ def _named(network: Network, weights: Weights, path: str) -> Weights:
     return {name: value.to(expected[name].dtype) for name, value in named.items()}
 
 
-def _few(names: list[str], shown: int = 3) -> str:
-    return ", ".join(names[:shown]) + (f" and {len(names) - shown} more" if len(names) > shown else "")
+def _few(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 PRETRAINED = Method(

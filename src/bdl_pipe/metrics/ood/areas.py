@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..comparison import Difference, quantile
-
 
 @dataclass(frozen=True, eq=False)
 class Area:
@@ -38,15 +36,9 @@ class Area:
         """Return the standard error over rows."""
         return _error(self.inside, self.outside)
 
-    def minus(self, other: "Area", comparisons: int = 1) -> Difference:
-        """Return this mean of areas minus another score's mean on the same rows, with its normal interval.
-
-        Args:
-            comparisons: the number of intervals that hold together (Bonferroni).
-        """
-        outside = [one - two for one, two in zip(self.outside, other.outside, strict=True)]
-        error = _error(self.inside - other.inside, outside)
-        return Difference(self.mean - other.mean, quantile(comparisons, math.inf) * error, error)
+    def error_to(self, other: "Area") -> float:
+        """Return the standard error of the difference from another score's mean of areas on the same rows."""
+        return _error(self.inside - other.inside, [a - b for a, b in zip(self.outside, other.outside, strict=True)])
 
 
 def area(inside: np.ndarray, outside: Sequence[np.ndarray]) -> Area:

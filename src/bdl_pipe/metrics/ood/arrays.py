@@ -139,24 +139,21 @@ def vim(
     features: Features,
     logits: Float[np.ndarray, "row class"],
     origin: Float[np.ndarray, " width"],
-    dimension: int | None = None,
 ) -> Values | None:
     """Return log Σ_k exp(z_k) − α ‖R Rᵀ(h − o)‖, the virtual logit against the others (Wang et al. 2022, eq. 5 to 7).
 
-    R are the directions in which training rows, seen from o, vary least: all but the first ``dimension``. α makes the
-    mean virtual logit of training rows the mean of their largest logits.
+    R are the directions in which training rows, seen from o, vary least: all but :func:`principal_dimension`. α makes
+    the mean virtual logit of training rows the mean of their largest logits.
 
     Args:
         origin: o = −W⁺b, where the last layer's outputs are nearest to 0.
-        dimension: None means :func:`principal_dimension`.
 
     Returns:
         None if no training row leaves the principal space, so that there is no α.
     """
     of_train, rows = (part - np.asarray(origin, np.float64) for part in _float64(train, features))
-    first = principal_dimension(of_train.shape[1]) if dimension is None else dimension
     _, vectors = np.linalg.eigh(of_train.T @ of_train / len(of_train))  # eigenvalues ascend
-    rest = vectors[:, : of_train.shape[1] - first]
+    rest = vectors[:, : of_train.shape[1] - principal_dimension(of_train.shape[1])]
     typical = float(_lengths(of_train @ rest).mean())
     if not typical > _SMALLEST * float(_lengths(of_train).mean()):
         return None

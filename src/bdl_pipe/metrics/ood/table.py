@@ -115,32 +115,25 @@ class Result:
         return [first, *near]
 
 
-def group_of(dataset: str, unfamiliar: str, groups: Mapping[str, Group] | None = None) -> Group:
+def group_of(dataset: str, unfamiliar: str) -> Group:
     """Return whether a set is near a data set or far from it.
 
     Args:
         groups: set -> group, which comes before the rule of this module.
     """
-    if groups is not None and unfamiliar in groups:
-        return groups[unfamiliar]
     pair = dataset in _NEAR_EACH_OTHER and unfamiliar in _NEAR_EACH_OTHER
     return "near" if pair or unfamiliar == "held_out" else "far"
 
 
-def result(
-    name: str,
-    dataset: str,
-    fits: Mapping[tuple[int, int], StoredFit],
-    groups: Mapping[str, Group] | None = None,
-) -> Result:
+def result(name: str, dataset: str, fits: Mapping[tuple[int, int], StoredFit]) -> Result:
     """Return the figures of one run from its stored rows.
 
     Args:
-        dataset: the fitted data set; ``dataset`` and ``groups`` decide which sets are near, see :func:`group_of`.
+        dataset: the fitted data set, which decides what sets are near, see :func:`group_of`.
         fits: (split, seed) -> rows, with the same unfamiliar sets.
     """
     scores, sets = {at: scores_of(fit) for at, fit in fits.items()}, dict[Group, tuple[str, ...]]()
-    by_group = [(group_of(dataset, other, groups), other) for other in next(iter(fits.values())).others]
+    by_group = [(group_of(dataset, other), other) for other in next(iter(fits.values())).others]
     for group in GROUPS:
         if others := tuple(other for its_group, other in by_group if its_group == group):
             sets[group] = others
@@ -160,7 +153,7 @@ def _figures(fits: Mapping[tuple[int, int], Mapping[str, Values]], names: Sequen
             means = {metric: float(np.mean([one[metric] for one in of_sets])) for metric in METRICS}
             units[split if several else seed].append(means)
         values = {m: tuple(float(np.mean([one[m] for one in unit])) for unit in units.values()) for m in METRICS}
-        errors = {k: of.error if k == score else areas[score].minus(of).error for k, of in areas.items()}
+        errors = {k: of.error if k == score else areas[score].error_to(of) for k, of in areas.items()}
         figures[score] = Figure(score, values, errors)
     return figures
 
