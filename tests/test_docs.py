@@ -57,9 +57,8 @@ def block(marker: str) -> str:
     return block
 
 
-@pytest.mark.parametrize(("page", "language", "text"), BLOCKS)
-def test_every_block_is_in_a_tested_language(page: Path, language: str, text: str) -> None:
-    assert language in KINDS
+def test_every_block_is_in_a_tested_language() -> None:
+    assert [b.id for b in BLOCKS if b.values[1] not in KINDS] == []
 
 
 IMPORTS = "pandas, pyarrow.parquet, safetensors.torch, scipy.stats, sklearn.base, torch._dynamo, torch.utils.data, yaml"

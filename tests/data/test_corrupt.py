@@ -61,7 +61,7 @@ def test_severities_draw_independently() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("shape", [(1, 8, 8), (1, 17, 23), (3, 40, 31), (3, 64, 64)])
+@pytest.mark.parametrize("shape", [(1, 8, 8), (3, 40, 31), (3, 64, 64)])
 def test_corrupted_images_of_any_size_keep_their_shape(name: str, shape: tuple[int, int, int]) -> None:
     images = pictures(4, *shape)
     for severity in (1, 5):
@@ -72,7 +72,7 @@ def test_corrupted_images_of_any_size_keep_their_shape(name: str, shape: tuple[i
 
 
 @pytest.mark.parametrize("name", GREY)
-@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("severity", [1, 5])
 def test_a_grey_image_is_corrupted_as_an_image_of_three_equal_channels(name: str, severity: int) -> None:
     grey = pictures(5, 1, 28, 28)
     one = corrupt(grey, name, severity, Seed(0)).astype(float)

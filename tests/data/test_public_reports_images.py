@@ -325,8 +325,7 @@ HOW = {"jpg": {"quality": 100}, "png": {}, "webp": {"lossless": True}, "tiff": {
 HOW["lzw.tiff"] = {"compression": "tiff_lzw"}
 
 
-@pytest.mark.parametrize("orientation", SEEN)
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize(("how", "orientation"), [("jpg", n) for n in SEEN] + [(how, 6) for how in HOW if how != "jpg"])
 def test_photographs_are_turned_by_their_orientation_tag(how: str, orientation: int, tmp_path: Path) -> None:
     """At a fit, where the first image gives the shape of the folder, and at a prediction, which requires a shape."""
     seen = SEEN[orientation](STORED)
