@@ -90,6 +90,14 @@ def test_every_method_is_planned_or_refused_in_one_line(name: str) -> None:
             assert runs[-1].method is method and runs[-1].kind == "student"
 
 
+@pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
+def test_the_hyperparameters_of_an_offered_method_are_valid_for_every_size_and_pace(rows: int) -> None:
+    image = Size("classification", rows, 30, image=(3, 40, 60), fewest=rows // 10)
+    for size in (Size("classification", rows, 30), Size("regression", rows, 30), image):
+        for one in (size, replace(size, pace=offers.LEAST)):
+            assert all(plan(method.name, one)[-1].kind == "student" for method in offered(one))
+
+
 def test_hyperparameters_of_every_run_can_be_changed() -> None:
     change = {"iterates": {"batch": 7}, "swag": {"draws": 9}}
     override = {"batch": 5}

@@ -20,7 +20,7 @@ from bdl_pipe.registry import METHODS
 from bdl_pipe.yaml_files import read_yaml
 from pipeline import cli
 from pipeline.add import overlay_of
-from pipeline.core.load import load, typed
+from pipeline.core.load import load
 from tests.pipeline import walk
 from tests.pipeline.params_cases import REFUSED
 from tests.tables import houses
@@ -125,28 +125,6 @@ def test_few_groups_of_rows_have_as_many_splits_as_different_tests(add: Add) -> 
     assert "splits must be at most 4 (--splits 4 of add)" in add(*asked, "--splits", "5", code=2)
     assert "1 methods, 4 splits" in add(*asked)
     assert load().datasets["houses"].splits == 4
-
-
-@pytest.mark.parametrize("rows", [100, 1_500, 20_000, 2_000_000])
-@pytest.mark.parametrize("task", ["classification", "regression", "images"])
-def test_the_offered_hyperparameters_are_valid_for_every_size(add: Add, task: str, rows: int) -> None:
-    if task == "images":
-        size = Size("classification", rows, 30, image=(3, 40, 60), fewest=rows // 10)
-        photos = {"source": {"name": "image_folder", "path": "data/photos"}, "normalise": "train", "targets": "none"}
-    else:
-        size = Size(task, rows, 30)  # type: ignore[arg-type]
-        target = "price" if task == "regression" else "made_of"
-        source = {"name": "table", "path": "data/houses.csv", "target": [target], "task": task}
-        photos = {"source": source, "normalise": "robust", "targets": "standardise" if task == "regression" else "none"}
-    params = read_yaml(Path("params.yaml"))
-    chosen = [method for method in offered(size) if method.name in params["methods"]]
-    for paces in (None, timing(chosen, size, 0).paces):
-        overlay = overlay_of("houses", photos, size, chosen, None, paces)
-        raw = dict(params)
-        for section, entries in overlay.items():
-            raw[section] = {**raw[section], **entries}
-        read = typed(raw)
-        assert len([run for run in read.of("student") if run.spec.dataset == "houses"]) == len(chosen)
 
 
 def test_each_method_has_its_own_pace_and_a_slowed_method_is_named(add: Add, monkeypatch: pytest.MonkeyPatch) -> None:

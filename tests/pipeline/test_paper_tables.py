@@ -20,12 +20,11 @@ from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
 from bdl_report import papers
-from bdl_report.papers.comparison import runs_of
 from bdl_report.papers.survey import STAND_INS
 from pipeline.core.load import typed
 from pipeline.core.model import Params
 from pipeline.core.params_files import read_params
-from pipeline.papers import compared, ours
+from pipeline.papers import compared
 
 ROOT = Path(__file__).parents[2]
 RITTER = (2, 3, 5, 6, 7, 8, *range(11, 19))  # tables of one params file
@@ -36,21 +35,6 @@ LEE = (1, 2, 3, 4, 8, 9, 10)
 def params(source: str) -> Params:
     """Read the params file of a table, or of the table whose fits it shows."""
     return typed(read_params(ROOT / f"params/paper/{source}.yaml"))
-
-
-def test_tables_that_share_a_params_file_show_only_their_own_runs() -> None:
-    sections = params("inducing-table2")
-    datasets = {"table2": "CIFAR10", "table5": "CIFAR10", "table3": "CIFAR100", "table7": "CIFAR100"}
-    tables = {name: papers.load(f"inducing:{name}") for name in datasets}
-    shown = {name: [row.key for row in runs_of(tables[name], datasets[name], ours(sections))] for name in datasets}
-    methods = ["deterministic", "ensemble", "ffg_w", "ffg_u", "ensemble_u"]
-    assert shown["table2"] == [f"cifar10-{key}" for key in methods]
-    assert shown["table5"] == [f"cifar10-{key}" for key in (*methods, "ffg_u-128", "ensemble_u-128")]
-    assert shown["table3"] == [f"cifar100-{key}" for key in methods]
-    weights, inducing = (50, 10, 1, "0_1"), (75, 50, 25)  # per cent that are left
-    pruned = [f"ffg_w-left-{n}" for n in weights] + [f"ffg_u-left-{n}" for n in inducing]
-    assert shown["table7"] == [f"cifar100-{key}" for key in ("ffg_w", "ffg_u", *pruned)]
-    assert papers.load("inducing:table6").source == "inducing-table2"
 
 
 def test_every_method_of_ritter_has_one_run_and_every_run_is_shown() -> None:

@@ -48,7 +48,7 @@ def trains(case: Case) -> bool:
     return optional and ("training" in section or "optimiser" in section)
 
 
-@pytest.mark.parametrize("case", list(filter(trains, CASES)), ids=str)
+@pytest.mark.parametrize("case", {c.stage.fit or c.stage.fit_many: c for c in filter(trains, CASES)}.values(), ids=str)
 def test_another_network_and_early_stopping_are_refused_with_a_trajectory(case: Case) -> None:
     method, section = METHODS[case.method], CONFIGS[case.method, case.task]
     data = make_tiny_images() if case.task == "classification" else make_tiny_table()
