@@ -150,13 +150,6 @@ def plugin_params() -> dict[str, dict[str, Any]]:
     return added
 
 
-def new_method() -> tuple[str, str, str, str]:
-    """The plugin of a method: its path and text, and the lines of ``plugins`` and of ``methods``."""
-    name = "plugins/snapshots.py"
-    lines = [line[1:] for line in block("+plugins: [plugins/snapshots.py]").splitlines() if line.startswith("+")]
-    return name, plugin_files()[name], lines[0], lines[1].strip()
-
-
 @pytest.fixture
 def plugins_here(forgotten_plugins: None) -> None:
     """Write the plugins of the docs into the working directory."""

@@ -128,25 +128,6 @@ def test_dvc_and_the_pipeline_find_the_same_stages_out_of_date(project: Project)
     assert found() == {"report"}
 
 
-def test_a_new_method_makes_only_its_stages_and_the_report_out_of_date(project: Project) -> None:
-    """The method of docs/your-method.md, added as the page writes it."""
-    from tests.test_docs import new_method
-
-    path, text, plugin, params = new_method()
-    (project.folder / path).write_text(text)
-    project.edit("params.yaml", "methods:\n", f"{plugin}\nmethods:\n  {params}\n")
-    row = "  new: {dataset: digits, method: snapshots, setting: small, seeds: 2, input: trajectory/digits-sgd}\n"
-    project.edit("params.yaml", "runs:\n", "runs:\n" + row)
-    stages = {"student@new", "evaluate@new", "scores@new", "report"}
-    assert stale(project) == stages
-    assert stale_for_dvc(project) == {*stages, "sources"}
-    project.dvc("repro", "sources")
-    assert stale_for_dvc(project) == stages
-    output = project.pipeline("repro").stdout
-    assert "4 of 14 stages to run" in output and "| snapshots |" in output
-    assert stale_for_dvc(project) == set()
-
-
 def test_a_truncated_lock_file_is_rewritten_and_no_stage_runs_again(project: Project) -> None:
     """And a clone, whose lock file came by git, has the results that it makes in its cache."""
     before, whole = identities(project), (project.folder / "dvc.lock").read_bytes()

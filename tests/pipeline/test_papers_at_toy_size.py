@@ -1,11 +1,7 @@
-"""Tables of papers, from data to our figures beside the paper's: shrunk params and small files of the real format.
-
-So is the one overlay that needs a GPU; the others have stored results.
-"""
+"""Tables of papers, from data to our figures beside the paper's: shrunk params and small files of the real format."""
 
 import csv
 import math
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,7 +21,6 @@ from bdl_pipe.data.sources.archive import FOLDER_VARIABLE
 from bdl_pipe.data.sources.uci import UCI_SIZES
 from bdl_pipe.scores import Quantity
 from bdl_report import papers
-from pipeline.core import overlays
 from pipeline.core.params_files import read_params
 from pipeline.prepared import folders
 from pipeline.run import pool
@@ -213,57 +208,3 @@ def test_the_second_step_of_vbpc_table_9_makes_a_coreset_of_40_rows(run: Run) ->
     for method in ("bpc_cd", "vbpc"):
         place = Path(f"work/paper/vbpc-table9/coreset/cifar100-40-classes-{method}/0-0.safetensors")
         assert len(load_file(place)["labels"]) == 40  # one row a class
-
-
-def test_four_tables_of_vbpc_use_the_same_two_coresets(run: Run) -> None:
-    """On CIFAR-10: tables of other networks, corruptions and unseen data; each coreset is made once."""
-    raw = small_file("vbpc-table1", VBPC)
-    for section in ("datasets", "trajectories", "coresets", "runs"):  # test_params_files.py checks the others
-        raw[section] = {key: value for key, value in raw[section].items() if key.partition("-")[0] == "cifar10"}
-    write("vbpc-table1", raw)
-    done = set[str]()
-    for number, methods in (
-        (4, ["BPC-CD (VGG11-GN)", "VBPC (AlexNet-NN)", "BPC-CD (Conv-BN)"]),
-        (2, ["AVBPC (ipc 10)"]),
-        (3, ["BPC-CD (ipc 10)"]),
-        (10, ["BPC-CD (ipc 10)"]),
-    ):
-        more = run(f"vbpc:table{number}", "--dataset", "CIFAR10", "--method", ",".join(methods))
-        assert not done & more and bool(more) == (number in (2, 4)), "made twice"
-        done |= more
-        cells = shown(Path(f"results/vbpc/table{number}-cifar10.csv"))
-        for method in methods:
-            ours = {metric for (name, metric), row in cells.items() if name == method and row["ours"]}
-            wanted = {m for m in papers.load(f"vbpc:table{number}").metrics("CIFAR10") if "TinyImageNet" not in m}
-            assert ours == wanted
-    assert {line for line in done if line.startswith("coreset@")} == {
-        f"coreset@cifar10-{method}-ipc10: done" for method in ("bpc_cd", "vbpc")
-    }
-
-
-@pytest.mark.soak
-def test_the_runs_of_the_overlay_that_needs_a_gpu_are_made_and_scored(project: Path) -> None:
-    """params/inducing-fashion_mnist.yaml on few rows."""
-    shutil.copy(ROOT / "params.yaml", "params.yaml")
-    for name in ("comparison", "inducing-fashion_mnist"):
-        overlays.apply(ROOT / f"params/{name}.yaml")
-    raw = yaml.safe_load(Path("params.yaml").read_text())
-    changes = {"methods": {name: raw["methods"][name] for name in ("ffg_w", "ffg_u", "ensemble_u")}}
-    for section in ("trajectories", "runs"):
-        changes[section] = {key: run for key, run in raw[section].items() if "resnet" in key}
-    raw["datasets"]["fashion_mnist"] |= {"validation": 10, "corrupted_images": 2, "ood": ["digits"]}
-    changes = shrunk(changes, VBLL | FEW | {"validation_draws": 2, "seeds": 2})
-    changes["runs"]["fashion_mnist-resnet-ensemble"]["seeds"] = 1
-    raw |= {"teachers": {}, "coresets": {}, **changes, "methods": raw["methods"] | changes["methods"]}
-    Path("params.yaml").write_text(yaml.safe_dump(raw, sort_keys=False))
-    walk.stage("prepare", "fashion_mnist")
-    walk.stage("trajectory", "fashion_mnist-resnet")
-    assert len(changes["runs"]) == 5
-    expected = {("test", None, None), ("cost", None, None), ("ood", "digits", None)}
-    expected |= {("corrupted", kind, severity) for kind in KINDS for severity in range(1, 6)}
-    for run in changes["runs"]:
-        walk.stage("student", run)
-        walk.stage("evaluate", run)
-        stored = pq.read_table(f"work/evaluate/{run}/scores.parquet").to_pylist()
-        assert expected == {(row["set"], row["name"], row["severity"]) for row in stored}
-        assert {"accuracy", "ece"} <= {row["metric"] for row in stored}
