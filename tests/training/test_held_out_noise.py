@@ -25,15 +25,6 @@ from bdl_pipe.trajectory import sgd
 from tests.baselines.cases import unscaled
 
 
-def test_the_noise_variance_of_one_draw_is_the_mean_squared_error() -> None:
-    random = torch.Generator().manual_seed(0)
-    means, targets = (torch.randn(50, 2, generator=random, dtype=torch.float64) for _ in range(2))
-    score, log_variance = least_nll(means[None], targets)
-    truth = float((means - targets).square().mean())
-    assert math.exp(log_variance) == pytest.approx(truth, rel=1e-3)
-    assert score == pytest.approx(math.log(2 * math.pi * truth) + 1, abs=1e-6)  # two outputs, 1/2 each
-
-
 def test_the_noise_variance_of_several_draws_is_the_best_of_a_grid() -> None:
     random = torch.Generator().manual_seed(1)
     draws, targets = torch.randn(3, 40, 1, generator=random).double(), torch.randn(40, 1, generator=random).double()
@@ -70,16 +61,6 @@ def test_no_line_of_a_grid_has_a_lower_loss_than_the_fitted_line(floor: float | 
         assert 0 <= slope <= 1, case
         assert score == pytest.approx(float(nll.sum(1).mean()), abs=1e-6), case
         assert score < float(grid.min()) + 1e-4, case
-
-
-def test_log_variances_that_a_head_doubles_are_halved() -> None:
-    """The fitted slope is .5; a slope has sd √(2/(n var g)) = 0.016: 5 sd are one in 10⁶."""
-    random = torch.Generator().manual_seed(0)
-    true, unit = (torch.randn(2000, 1, generator=random).double() for _ in range(2))
-    head = Gaussian(torch.zeros_like(unit)[None], (2 * true - 3).exp()[None])
-    _, shift, slope = least_head_nll([(head, unit * (true / 2).exp())], None)
-    assert slope == pytest.approx(0.5, abs=0.08)
-    assert shift == pytest.approx(1.5, abs=0.25)
 
 
 def test_a_residual_that_is_not_finite_has_a_score_that_is_not_finite() -> None:
@@ -138,9 +119,8 @@ def test_the_noise_of_training_rows_is_the_best_for_the_predictive() -> None:
         assert name == "likelihood.log_variance" or torch.equal(value, estimated.state[name]), "only the noise differs"
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_the_noise_factor_is_the_best_of_a_grid(seed: int) -> None:
-    random = torch.Generator().manual_seed(seed)
+def test_the_noise_factor_is_the_best_of_a_grid() -> None:
+    random = torch.Generator().manual_seed(0)
     mean, unit = (torch.randn(60, 2, generator=random).double() for _ in range(2))
     targets, noise = mean + 3 * unit, torch.tensor([0.2, 1.5])
     parts = [slice(0, 25), slice(25, None)]  # rows come in parts
