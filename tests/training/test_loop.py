@@ -68,7 +68,7 @@ class Regression(Objective):
 
 
 @optimisers
-@pytest.mark.parametrize("stop", [1, 13, STEPS - 1, STEPS])
+@pytest.mark.parametrize("stop", [13, STEPS])
 def test_a_resumed_descent_has_the_same_bits(config: OptimiserConfig, stop: int) -> None:
     whole, half, rest = Regression(), Regression(), Regression()
     run_steps(whole, config, STEPS, Silent())
