@@ -333,7 +333,8 @@ def _quantiles(folded: _Folds, targets: np.ndarray) -> dict[str, Tensor]:
             trees, left_out = folded.solve(f"quantile.{output}.{number}", "quantile", column, level)
             tensors |= _named(f"sums.{output * len(SCORES) + number}", trees)
             shifts[output, number] = np.nanquantile(column - left_out, level, method=way, weights=of_rows)
-    variance = np.array([np.cov(column, ddof=0, aweights=of_rows) for column in targets.T])
+    weighted = [np.cov(column, ddof=0, aweights=of_rows) for column in targets.T]
+    variance = targets.var(0) if of_rows is None else np.array(weighted)
     least = np.sqrt(_SMALLEST * np.maximum(variance, _SMALLEST))
     return tensors | {"shift": torch.from_numpy(shifts), "least": torch.from_numpy(least)}
 
