@@ -30,6 +30,7 @@ _SPLITS: Final = (Tensor.split, torch.split)
 _BATCH: Final = {0: torch.export.Dim("batch", min=1)}
 _FIXED: Final = "specialized it to be a constant"
 _TRIANGULAR: Final = torch.ops.aten.linalg_solve_triangular.default
+_SQUEEZES: Final = tuple(getattr(torch.ops.aten.squeeze, name) for name in ("default", "dim", "dims"))
 
 
 @final
@@ -145,7 +146,8 @@ def write_onnx(program: Program, path: Path) -> float:
     """Write the program for onnxruntime, and return its difference from the posterior's outputs.
 
     ONNX cannot solve triangular systems. Last layers in closed form have systems with a constant matrix, which become
-    products with its inverse.
+    products with its inverse. Nor can it squeeze a dimension that is not 1, as a model's ``squeeze(-1)`` after its head
+    does to the features; such a step is left out.
 
     Raises:
         UserError: a package is not installed, ONNX lacks an operation, or the outputs differ from the posterior's.
@@ -155,11 +157,12 @@ def write_onnx(program: Program, path: Path) -> float:
         import onnxscript  # noqa: F401
     except ImportError as error:
         raise UserError(f"ONNX needs onnxscript and onnxruntime ({error}): pip install 'bdl-pipe[onnx]'") from None
+    names = ["rows"] if isinstance(program.rows, Tensor) else list(program.rows)
     try:
         with _quiet():
             model = torch.onnx.export(
-                _without_triangles(program.traced),
-                input_names=["rows"] if isinstance(program.rows, Tensor) else list(program.rows),
+                _in_onnx(program.traced),
+                input_names=names,
                 output_names=list(program.outputs),
                 dynamo=True,
                 verbose=False,
@@ -167,12 +170,12 @@ def write_onnx(program: Program, path: Path) -> float:
         assert model is not None
         graph = model.model.graph
         for value in (value for node in graph for value in node.outputs):  # torch names a step, too, by its operation
-            if value.name in program.outputs and value not in graph.outputs:
+            if value.name in (*names, *program.outputs) and value not in graph.outputs:
                 value.name = f"{value.name}_within"
         model.save(str(path))
-    except Exception as error:  # torch.onnx's exceptions are private
+        session = onnxruntime.InferenceSession(str(path))
+    except Exception as error:  # torch.onnx's and onnxruntime's exceptions are private
         raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
-    session = onnxruntime.InferenceSession(str(path))
 
     def run(inputs: Inputs) -> Any:
         named = {"rows": inputs} if isinstance(inputs, Tensor) else inputs
@@ -195,13 +198,17 @@ class _WholeBatches(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-def _without_triangles(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Replace L⁻¹B by a product with the inverse of L, if L does not depend on an input."""
+def _in_onnx(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Replace L⁻¹B by a product with the inverse of L, if L does not depend on an input, and leave out idle squeezes."""
     module = traced.run_decompositions().module()
     assert isinstance(module, torch.fx.GraphModule)
     systems = [node for node in module.graph.nodes if node.target is _TRIANGULAR and _constant(node.args[0])]
-    if not systems:
+    squeezes = [node for node in module.graph.nodes if node.target in _SQUEEZES]
+    idle = [node for node in squeezes if node.meta["val"].ndim == node.args[0].meta["val"].ndim]
+    if not systems and not idle:
         return traced
+    for node in idle:
+        node.replace_all_uses_with(node.args[0])
     for number, node in enumerate(systems):
         matrix, options = _value(module, node.args[0]), {"left": True, "unitriangular": False, **node.kwargs}
         eye = torch.eye(matrix.shape[-1], dtype=torch.float64)

@@ -53,6 +53,25 @@ def test_a_program_predicts_like_the_posterior_on_other_rows_in_own_units_after_
         posterior.export(tmp_path / "m.pth")
 
 
+class Squeezed(nn.Module):
+    """A mean [row] of two inputs, one of which is named like the operation that joins them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kinds, self.up, self.fc = nn.Embedding(5, 3), nn.Linear(7, 8), nn.Linear(8, 1)
+
+    def forward(self, num: Tensor, cat: Tensor) -> Tensor:
+        return self.fc(self.up(torch.cat([num, self.kinds(cat)], 1)).tanh()).squeeze(-1)
+
+
+@pytest.mark.slow
+def test_a_squeeze_after_the_head_and_an_input_named_like_an_operation_export_to_onnx(tmp_path: Path) -> None:
+    """Onnxruntime refused both: features of eight columns cannot be squeezed, and the name was there twice."""
+    torch.manual_seed(1)
+    batch = {"num": X, "cat": torch.arange(60) % 5, "labels": Y[:, 0]}
+    assert bayesianise(Squeezed(), "kfac_laplace", [batch]).export(tmp_path / "m.onnx") <= 1e-5
+
+
 @pytest.mark.soak
 def test_mlflow_serves_a_posterior_of_named_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
