@@ -123,7 +123,7 @@ def features_of(
         elif wanted is None and (why := refusal(cells)):
             left_out[name] = why
         else:
-            column, values = describe(cells, wanted or _KINDS.get(cells.kind, "number"), CATEGORIES)
+            column, values = describe(cells, wanted or _kind(cells, table.schema.field(cells.name).type), CATEGORIES)
             if why := _useless(cells, column, values, wanted is not None, rows or len(values)):
                 left_out[name] = why
                 continue
@@ -141,6 +141,16 @@ def features_of(
     return Features(kept, codes, left_out, lines)
 
 
+def _kind(cells: Cells, of: pa.DataType) -> ColumnKind:
+    """Return the kind of a column's cells; numbers of the type of categories, such as pandas', are a category.
+
+    Ordered categories of numbers stay numbers, which keep their order.
+    """
+    if cells.kind == "number" and pa.types.is_dictionary(of) and not of.ordered:
+        return "category"
+    return _KINDS.get(cells.kind, "number")
+
+
 def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, rows: int) -> str:
     """Return why a column that can be read tells nothing; empty if it may tell something."""
     filled = values[~np.isnan(values)]
@@ -150,6 +160,8 @@ def _useless(cells: Cells, column: Column, values: np.ndarray, is_wanted: bool, 
     if is_wanted:
         return ""
     if column.kind == "category" and different > max(IDENTIFIER * len(filled), CATEGORIES):
+        if not cells.is_text:
+            return "it identifies rows: nearly every row has a different category"
         share, word = number_share(cells), short(no_number(cells.filled))
         if MOST <= share < 1:
             rule = f"numbers and the others are texts such as {word}: write gaps as empty cells"
