@@ -59,14 +59,19 @@ def units_of(rows: int, groups: Any, dates: Any) -> tuple[np.ndarray | None, boo
     """Return the numbers of the groups or dates that no split divides [n], or None, and whether they are dates.
 
     Raises:
-        DataError: both are given, their number is not that of the rows, a value is a gap, or a date is none.
+        DataError: both are given, they are no column, their number is not that of the rows, a value is a gap, or a date
+            is none.
     """
     if groups is None and dates is None:
         return None, False
     if groups is not None and dates is not None:
         raise DataError("groups: must not be given together with dates")
     name, values = ("groups", groups) if dates is None else ("dates", dates)
-    cells = typed_cells(values) if hasattr(values, "iloc") else typed_column(values_of(values))
+    plain = values_of(values)
+    if plain.ndim != 1:
+        rule = f"must be one column with a value for each of the {rows:,} rows"
+        raise DataError(f"{name}: {rule}, got an array {list(plain.shape)}")
+    cells = typed_cells(values) if hasattr(values, "iloc") else typed_column(plain)
     if len(cells) != rows:
         raise DataError(f"{name}: must have a value for each of the {rows:,} rows, got {len(cells):,}")
     by = SplitBy(group=name) if dates is None else SplitBy(date=name)
