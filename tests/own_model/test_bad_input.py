@@ -161,6 +161,19 @@ def test_bad_inputs_of_a_prediction_are_refused_with_the_rule_and_the_value(inpu
         inspect.unwrap(ModulePosterior.predict)(posterior, INPUTS[inputs])
 
 
+@pytest.mark.parametrize(("value", "kind"), [(300, torch.uint8), (-1, torch.uint8), (200, torch.int8), (2, torch.bool)])
+def test_a_whole_number_that_the_type_of_the_fit_does_not_hold_is_refused(value: int, kind: torch.dtype) -> None:
+    """As uint8 300 is 44: a prediction was silently that of other inputs."""
+    rows = torch.arange(6).reshape(6, 1) % 2
+    model = nn.Sequential(nn.Embedding(2, 3), nn.Flatten(), nn.Linear(3, 2))
+    model[0].register_forward_pre_hook(lambda _, inputs: inputs[0].long())
+    posterior = bayesianise(model, "deterministic", [(rows.to(kind), rows[:, 0])])
+    assert torch.equal(posterior.predict(rows).mean, posterior.predict(rows.to(kind)).mean)
+    name = str(kind).removeprefix("torch.")
+    with pytest.raises(UserError, match=f"predict: inputs must be numbers of the type {name}, got {value}"):
+        posterior.predict(torch.tensor([[1], [value]]))
+
+
 def test_a_teacher_of_other_inputs_or_for_another_method_is_refused() -> None:
     teacher = bayesianise(net(), "deterministic", [(X, Y)])
     with pytest.raises(UserError, match="teacher is for dark_knowledge only; leave it out for swa"):

@@ -56,6 +56,10 @@ class Part:
             raise DataError(f"{where}: {name} must be of the type {self.dtype}, got {_kind(values)}")
         if self.dtype != _FLOAT and values.numel() and int(values.long().abs().max()) >= _EXACT:
             raise DataError(f"{where}: {name} must be below 2**24, got {int(values.long().abs().max())}")
+        if self.dtype != _FLOAT and _kind(values) != self.dtype:  # 300 would become 44 in uint8
+            wrong = values[values.to(getattr(torch, self.dtype)).to(values.dtype) != values]
+            if wrong.numel():
+                raise DataError(f"{where}: {name} must be numbers of the type {self.dtype}, got {wrong[0].item()}")
         if self.dtype == _FLOAT and not bool(torch.isfinite(values).all()):
             raise DataError(f"{where}: {name} must be finite, got {float(values[~torch.isfinite(values)][0])}")
 
