@@ -85,3 +85,13 @@ def test_inputs_that_float32_would_not_keep_apart_are_refused(inputs: Tensor, sp
     rule = r"train_loader: inputs must keep values from .* apart in float32, which rounds them by up to .*; subtract"
     with pytest.raises(DataError, match=rule):
         bayesianise(shifted, "kfac_laplace", [(inputs[:30], Y[:30]), (inputs[30:], Y[30:])])
+
+
+def test_a_head_of_float64_keeps_a_bias_that_float32_would_round() -> None:
+    """A bias of 100,000,003 became 100,000,000: means were off by 3, and the deviations were 3 instead of .1."""
+    own = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    torch.nn.init.constant_(own[2].bias, 100_000_003)
+    mean = own(X.double()).detach()
+    targets = mean + 0.1 * torch.randn(60, 1, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    predictive = bayesianise(own, "deterministic", [(X.double(), targets)]).predict(X.double())
+    torch.testing.assert_close(predictive.mean, mean, rtol=0, atol=1e-5)

@@ -72,7 +72,7 @@ class Registered:
     Attributes:
         config: the network's config, for any method.
         trunk: the model without its head, on the CPU in float32.
-        head: the model's head, on the CPU in float32.
+        head: the model's head, on the CPU in float32, or in float64 if the model's is.
     """
 
     config: ModuleConfig
@@ -129,6 +129,10 @@ def register(
         sigmoid = _without_sigmoid(copied, layout.unpack(probe.cpu())) if classes else ""
         trunk, last = _cut(copied, layout, probe.cpu(), head)
         trunk.sigmoid = sigmoid
+        if (own := model.get_submodule(trunk.head)).weight.dtype is torch.float64:  # float32 rounds a bias of 1e8 by 4
+            last = last.double()
+            for rounded, weight in zip(last.parameters(), own.parameters(), strict=True):
+                rounded.copy_(weight)
     if classes and last.out_features == 1:
         last = two_classes(last)
     if not _runs_channels_last(trunk, probe.cpu()):
