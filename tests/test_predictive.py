@@ -1,5 +1,8 @@
 """Predictives against scipy and brute-force sums."""
 
+import inspect
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import scipy.integrate
@@ -7,8 +10,10 @@ import scipy.stats
 import torch
 
 from bdl_pipe.derived_predictive import Exponential, Mixture
-from bdl_pipe.predictive import Categorical, Gaussian
+from bdl_pipe.errors import DataError
+from bdl_pipe.predictive import Categorical, Draws, Gaussian
 from bdl_pipe.recalibration import Widened
+from bdl_pipe.student_t import StudentT
 
 
 @pytest.fixture
@@ -67,6 +72,14 @@ def test_a_mixture_of_gaussians_equals_scipy_and_follows_a_change_of_units(gauss
     torch.testing.assert_close(wide.log_prob(shift + scale * targets), expected)
     torch.testing.assert_close(wide.mean, shift + scale * gaussian.mean)
     torch.testing.assert_close(wide.variance, scale**2 * gaussian.variance)
+
+
+@pytest.mark.parametrize("kind", [Gaussian, lambda mean, scale: StudentT(mean, scale, 4.0)])
+def test_targets_without_the_dimension_of_outputs_are_refused(kind: Callable[..., Draws]) -> None:
+    """Each row's log density was the sum over the targets of all rows: [3] and [3, 1] are broadcast to [3, 3]."""
+    predictive = kind(torch.zeros(1, 3, 1), torch.ones(1, 3, 1))
+    with pytest.raises(DataError, match=r"targets must have the shape \[3, 1\], got \[3\]; pass y\[:, None\]"):
+        inspect.unwrap(Draws.log_prob)(predictive, torch.zeros(3))
 
 
 def test_rescaling_classes_is_refused(categorical: Categorical) -> None:

@@ -64,6 +64,13 @@ def mixture(log_terms: Tensor) -> Tensor:
     return torch.logsumexp(log_terms, dim=0) - math.log(log_terms.shape[0])
 
 
+def require_outputs(targets: Tensor, shape: torch.Size) -> None:
+    """Raise DataError unless targets are [batch, output]; targets [batch] would be broadcast to each other's rows."""
+    if targets.ndim < 2 or targets.shape[-1] != shape[-1]:
+        cure = "; pass y[:, None]" if targets.ndim == 1 and shape[-1] == 1 else ""
+        raise DataError(f"targets must have the shape {list(shape)}, got {list(targets.shape)}{cure}")
+
+
 def mean_field(mean: Tensor, variance: Tensor) -> Tensor:
     """Return log softmax(μ_k / √(1 + π/8 v_k)), an approximation of log E[softmax(z)], z_k ~ N(μ_k, v_k).
 
@@ -254,6 +261,7 @@ class Draws(Continuous):
         return self.draw_mean.var(0, correction=0)
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        require_outputs(targets, self.draw_mean.shape[1:])
         return mixture(self.draw_log_prob(targets))
 
 

@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from jaxtyping import Float
 from torch import Tensor
 
-from ..predictive import Continuous
+from ..predictive import Continuous, require_outputs
 
 SCORES: Final = (-1.5, -1.0, 0.0, 1.0, 1.5)  # z_k; the middle one is the median
 _MIDDLE: Final = SCORES.index(0.0)
@@ -111,6 +111,7 @@ class Quantiles(Continuous):
         return torch.where(above > 0, 1 - _BEYOND * (-above / self._above).exp(), inside)
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        require_outputs(targets, self._low.shape)
         below, above = self._low - targets, targets - self._high
         score, slope = self._inside(targets)
         each = -score.square() / 2 - slope.log() - math.log(2 * math.pi) / 2
