@@ -199,7 +199,7 @@ class _WholeBatches(TorchFunctionMode):
 
 
 def _in_onnx(traced: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Replace L⁻¹B by a product with the inverse of L, if L does not depend on an input, and leave out idle squeezes."""
+    """Replace L⁻¹B, if L does not depend on an input, by a product with its inverse, and leave out idle squeezes."""
     module = traced.run_decompositions().module()
     assert isinstance(module, torch.fx.GraphModule)
     systems = [node for node in module.graph.nodes if node.target is _TRIANGULAR and _constant(node.args[0])]

@@ -156,7 +156,8 @@ class ModulePosterior:
     def recalibrated(self, loader: object, *, rng: Seed = Seed(0)) -> "ModulePosterior":
         """Return the posterior with the temperature (classes) or widths (regression) that fit a loader's rows best.
 
-        Neither the model nor the fit may have used these rows. An earlier recalibration is replaced.
+        Neither the model nor the fit may have used these rows. An earlier recalibration is replaced. A temperature is
+        of the mixture of draws: the predictive of classes then has one draw, so that its mutual information is 0.
 
         Raises:
             DataError: the loader yields inputs or targets in a different form from the fit's loader, or labels of no
