@@ -1,13 +1,14 @@
 """MLflow's registry of models."""
 
-import io
+import contextlib
+import json
 from collections.abc import Callable, Sequence
-from contextlib import redirect_stderr
 from typing import Any, Final
 
 from . import store
 
 _DIGEST: Final = "artifact.sha256"  # the tag of a version with the hash of its posterior
+_VERSIONS: Final = "mlflow.modelVersions"  # the tag of a logged model by which MLflow's page links its versions
 
 
 def register(
@@ -30,11 +31,14 @@ def register(
         import mlflow
 
         mlflow.set_tracking_uri(store.store_uri())
-        # a model is no work to measure; MLflow prints what the caller prints, too, and its errors are exceptions
-        with mlflow.start_run(run_id=run_id, log_system_metrics=False), redirect_stderr(io.StringIO()):
-            logged = mlflow.pyfunc.log_model(name="model", registered_model_name=name, **contents())
-        version = str(logged.registered_model_version)
-        client.set_model_version_tag(name, version, _DIGEST, digest)
+        with mlflow.start_run(run_id=run_id, log_system_metrics=False):  # a model is no work to measure
+            logged = mlflow.pyfunc.log_model(name="model", **contents())
+        with contextlib.suppress(mlflow.MlflowException):  # it exists
+            client.create_registered_model(name)
+        about = {"tags": {_DIGEST: digest}, "model_id": logged.model_id}
+        number = client.create_model_version(name, logged.model_uri, **about).version
+        client.set_logged_model_tags(logged.model_id, {_VERSIONS: json.dumps([{"name": name, "version": number}])})
+        version = str(number)
     for alias in aliases:
         client.set_registered_model_alias(name, alias, version)
     return version
