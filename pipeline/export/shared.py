@@ -12,12 +12,10 @@ from bdl_pipe import artifacts
 from bdl_pipe import scores as stored_scores
 from bdl_pipe.errors import UserError
 from bdl_pipe.scores import Quantity, RunScores
-from bdl_report import papers
-from bdl_report.columns import Column, figure
 
 from ..core import places
 from ..core.load import load
-from ..plan.plan import matching, plan, was_made_from
+from ..plan.plan import plan, was_made_from
 from ..run import pool
 
 TEMPLATES: Final = jinja2.Environment(
@@ -52,7 +50,11 @@ def student_of(run: str, paper: str | None = None) -> Path:
     Raises:
         UserError: the run is not fitted.
     """
-    root = places.WORK / "paper" / papers.load(paper).source if paper else places.WORK
+    root = places.WORK
+    if paper:
+        from bdl_report import papers  # here: it takes half a second to import
+
+        root = root / "paper" / papers.load(paper).source
     with places.rooted(root):
         student = places.artifact("student", run)
     if (student / artifacts.MANIFEST).is_file():
@@ -68,14 +70,14 @@ def _note_age(run: str) -> None:
     if not Path("params.yaml").is_file():  # the artifact was copied to another place
         return
     try:
-        stages = plan(load())
+        params = load()
+        stages = plan(params, [f"student@{run}"] if ("student", run) in params.runs else [])
     except UserError as error:
         print(f"note: whether {run} is up to date is unknown ({error})")
         return
-    name = f"student@{run}"
-    if name not in stages:
+    if not stages:
         print(f"note: {run} is no longer in params.yaml; its stored fit is used")
-    elif why := pool.stale(matching([name], stages)):
+    elif why := pool.stale(stages):
         first, reason = next(iter(why.items()))
         print(f"note: {run} is out of date ({first}: {reason}); its stored fit is used; to fit it again: make repro")
 
@@ -91,6 +93,8 @@ def scores_of(run: str, split: int, seeds: list[int], metrics: Iterable[str]) ->
     if not was_made_from("evaluate", run, places.artifact("student", run)):
         print(f"note: {run}: its test scores are left out, as they are of an earlier fit; make repro")
         return {}
+    from bdl_report.columns import Column, figure
+
     rows = stored_scores.read(artifacts.load(place, "evaluate").path / "scores.parquet")
     stored = RunScores(rows.filter((pc.field("split") == split) & pc.field("seed").isin(seeds)))
     columns = [Column(metric, Quantity(metric)) for metric in metrics]

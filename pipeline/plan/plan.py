@@ -60,23 +60,29 @@ class Stage:
 Plan = Mapping[str, Stage]  # name -> stage, each after its needs
 
 
-def plan(params: Params) -> Plan:
-    """Return all stages of ``params``, each after its needs."""
-    of_runs = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
-    keys = [("prepare", key) for key in params.datasets]
-    keys += [(kind, run.key) for kind in FIT_KINDS for run in params.of(kind)]
-    keys += [*(("inputs", key) for key in params.inputs), *of_runs, *(("decide", key) for key in params.decisions)]
-    stages = [one(kind, key, params) for kind, key in [*keys, ("report", "")]]
-    named, ordered = {stage.name: stage for stage in stages}, dict[str, Stage]()
+def plan(params: Params, names: Iterable[str] | None = None) -> Plan:
+    """Return all stages of ``params`` or, faster, those of ``names`` and everything that they need.
+
+    Raises:
+        UserError: params.yaml has no stage of ``names``.
+    """
+    if names is None:
+        of_runs = [(kind, run.key) for run in params.of("student") for kind in ("evaluate", "scores")]
+        keys = [("prepare", key) for key in params.datasets]
+        keys += [(kind, run.key) for kind in FIT_KINDS for run in params.of(kind)]
+        keys += [*(("inputs", key) for key in params.inputs), *of_runs, *(("decide", key) for key in params.decisions)]
+        names = [*(f"{kind}@{key}" for kind, key in keys), "report"]
+    ordered = dict[str, Stage]()
 
     def add(name: str) -> None:
-        for need in sorted(named[name].needs - ordered.keys()):
-            add(need)
-        ordered[name] = named[name]
-
-    for name in named:
         if name not in ordered:
-            add(name)
+            stage = one(*name.partition("@")[::2], params)
+            for need in sorted(stage.needs):
+                add(need)
+            ordered[name] = stage
+
+    for name in names:
+        add(name)
     return ordered
 
 
@@ -183,7 +189,7 @@ def reason(stage: Stage) -> str | None:
     """Return why a stage is out of date with respect to its present inputs; None if it is up to date."""
     place = places.identity(stage.kind, stage.key)
     try:
-        stored = json.loads(place.read_text(encoding="utf-8"))
+        stored = {name: dict(facts) for name, facts in json.loads(place.read_text(encoding="utf-8")).items()}
         outputs, since = stored.pop("made"), place.stat().st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return "it has no result yet"

@@ -26,6 +26,7 @@ def test_the_plan_puts_a_run_before_the_run_that_is_made_from_it(name: str, key:
     stages = plan.plan(loaded)
     needed = {"prepare@boston", "student@b-whole", f"student@{key}", f"evaluate@{key}"}
     assert {*plan.matching([f"evaluate@{key}"], stages)} == needed
+    assert plan.plan(loaded, [f"evaluate@{key}"]) == {name: stages[name] for name in needed}
     assert list(stages).index("student@b-whole") < list(stages).index(f"student@{key}")
     assert [run.key for run in loaded.lineage(loaded.run("student", key))] == ["b-whole", key]
 

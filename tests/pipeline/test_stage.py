@@ -76,7 +76,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {p.name: p.read_bytes() for p in sorted(folder.iterdir())}
 
 
-@pytest.mark.parametrize("text", ["[]", "[1", "3", "{}"])
+@pytest.mark.parametrize("text", ["[]", "[1", "3", "{}", '{"made": null}', '{"made": {}, "inputs": null}'])
 def test_an_identity_that_is_no_record_of_a_result_is_damaged(here: Path, text: str) -> None:
     place = places.identity("prepare", "toy")
     place.parent.mkdir(parents=True)
