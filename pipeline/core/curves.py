@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bdl_pipe.files import sha256
+
 from . import places, provenance
 
 
@@ -47,9 +49,22 @@ def read(place: Path, since: float = 0.0) -> list[Point]:
     return [Point(**line) for line in _lines(place) if line.get("time", 0.0) > since]
 
 
-def begun(place: Path) -> Mapping[str, Any]:
-    """Return ``started`` (seconds since 1970) and ``commit`` of the stage's last run; {} if there is no file."""
-    return next(iter(_lines(place)), {})
+def finish(kind: str, key: str) -> None:
+    """Append the hash of the stage's identity file, which says whose curve this is: DVC may restore another result."""
+    place = places.curve(kind, key)
+    if place.is_file():
+        with place.open("a") as file:
+            file.write(_line({"identity": sha256(places.identity(kind, key))}))
+
+
+def begun(place: Path, identity: str) -> Mapping[str, Any]:
+    """Return ``started`` (seconds since 1970) and ``commit`` of a result's run; {} if the curve is of another result.
+
+    Args:
+        identity: the hash of the result's identity file.
+    """
+    lines = _lines(place)
+    return lines[0] if lines and lines[-1].get("identity") == identity else {}
 
 
 def _line(facts: Mapping[str, object]) -> str:

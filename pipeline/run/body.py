@@ -7,7 +7,7 @@ from importlib import import_module
 
 from filelock import FileLock, Timeout
 
-from ..core import places
+from ..core import curves, places
 from ..core.model import Params
 from ..core.settings import Settings
 from ..plan import plan
@@ -46,6 +46,7 @@ def ensure(
             # Only this stage kind's module is imported: preparing a data set needs no neural networks.
             store = import_module(BODIES[stage.kind]).run(stage, params, executor, settings)
         plan.record(stage, made_from)
+        curves.finish(stage.kind, stage.key)
         if store is not None:  # A kill before the result is recorded must not lose the checkpoints.
             store.clear()
     return True

@@ -4,6 +4,7 @@ All params, tags and metrics of a stage's run come from the plan and from the st
 """
 
 import json
+import math
 import queue
 import sys
 import threading
@@ -221,9 +222,10 @@ class Tracker:
     def _project(self, runs: Sequence[StageRun]) -> None:
         published = self._known()
         for run in runs:
-            if plans.reason(run.stage) is None and run.digest() not in published:
-                ended, begun = run.identity.stat().st_mtime, curves.begun(run.curve)
+            if plans.reason(run.stage) is None and (digest := run.digest()) not in published:
+                ended, begun = run.identity.stat().st_mtime, curves.begun(run.curve, digest)
                 self._begin(run, begun.get("started", ended), begun.get("commit", ""))
+                run.shown = run.shown if begun else math.inf  # the curve is of another result
                 run.end(self._client, "FINISHED", ended)
 
     def _known(self, identity: str = "") -> set[str]:

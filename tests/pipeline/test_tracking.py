@@ -23,7 +23,7 @@ from mlflow.tracking import MlflowClient
 from bdl_pipe import artifacts, scores
 from bdl_pipe.scores import Quantity, RunScores
 from pipeline import tracking
-from pipeline.core import places, provenance
+from pipeline.core import curves, places, provenance
 from pipeline.core.curves import Curve
 from pipeline.core.settings import Settings
 from pipeline.plan import plan as plans
@@ -81,6 +81,7 @@ def work(of: Stage) -> None:
     if of.kind != "evaluate":
         of.makes[1].write_text(json.dumps({**RECORD, "commit": "abc-dirty", "device": "a processor"}))
     plans.record(of, plans.made_from(of))
+    curves.finish(of.kind, of.key)
 
 
 def opened(name: str = "repro", *tags: Any) -> Any:
@@ -200,6 +201,19 @@ def test_stages_that_the_store_lacks_are_added_once(client: MlflowClient) -> Non
         play(tracker, stage(), works=False)
     assert runs(client).keys() == first.keys() | {"repro"}
     assert runs(client)["student toy-vbll"].info.run_id == student.info.run_id
+
+
+def test_a_result_that_dvc_restored_is_added_without_the_curve_of_a_later_run(client: MlflowClient) -> None:
+    work(stage())
+    place = places.identity("student", "toy-vbll")
+    first = place.read_bytes()
+    place.write_text("a later run's")
+    Curve("student", "toy-vbll").metrics({"loss": 0.5}, 1)
+    curves.finish("student", "toy-vbll")
+    place.write_bytes(first)
+    with opened("dvc repro") as tracker:
+        tracker.project({"student@toy-vbll": stage()})
+    assert runs(client)["student toy-vbll"].data.metrics == {"rhat": 1.5, "fit_seconds": 5.0}
 
 
 def test_failed_and_killed_stages_are_tracked_as_failed_and_killed(project: Path, connected: Any) -> None:
