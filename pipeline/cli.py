@@ -325,7 +325,7 @@ def apply(overlay: Path) -> None:
 
 @verbs.command
 @click.option("--host", default="127.0.0.1", help="Default: 127.0.0.1.")
-@click.option("--port", type=COUNT, default=5000, help="Default: 5000.")
+@click.option("--port", type=click.IntRange(1, 65535), default=5000, help="Default: 5000.")
 def ui(host: str, port: int) -> int:
     """Serve the tracking page for this project's store."""
     from .verbs import ui

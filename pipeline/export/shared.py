@@ -56,13 +56,13 @@ def student_of(run: str, paper: str | None = None) -> Path:
 
         root = root / "paper" / papers.load(paper).source
     with places.rooted(root):
-        student = places.artifact("student", run)
-    if (student / artifacts.MANIFEST).is_file():
-        if paper is None:
-            _note_age(run)
-        return student
-    ready = sorted(p.parent.name for p in student.parent.glob(f"*/{artifacts.MANIFEST}"))
-    raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(ready) if ready else 'none is fitted yet'})")
+        students = places.artifact("student", "")
+    ready = sorted(manifest.parent.name for manifest in students.glob(f"*/{artifacts.MANIFEST}"))
+    if run not in ready:
+        raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(ready) if ready else 'none is fitted yet'})")
+    if paper is None:
+        _note_age(run)
+    return students / run
 
 
 def _note_age(run: str) -> None:

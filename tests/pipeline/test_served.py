@@ -308,6 +308,8 @@ def test_a_wrong_run_column_or_seed_is_named_and_no_file_is_written(here):
     table().set_axis(["age", "room"], axis=1).to_csv("other.csv", index=False)
     with pytest.raises(UserError, match=r"is not a fitted run \(fitted: c"):
         go("x", "new.csv")
+    with pytest.raises(UserError, match=r"is not a fitted run \(fitted: c"):
+        go("../student/c", "new.csv")
     with pytest.raises(UserError, match="rooms"):
         go("c", "other.csv")
     with pytest.raises(UserError, match="has no seed 4 of split 0"):
