@@ -59,7 +59,8 @@ def student_of(run: str, paper: str | None = None) -> Path:
         students = places.artifact("student", "")
     ready = sorted(manifest.parent.name for manifest in students.glob(f"*/{artifacts.MANIFEST}"))
     if run not in ready:
-        raise UserError(f"{run}: is not a fitted run ({'fitted: ' + ', '.join(ready) if ready else 'none is fitted yet'})")
+        known = f"fitted: {', '.join(ready)}" if ready else "none is fitted yet"
+        raise UserError(f"{run}: is not a fitted run ({known})")
     if paper is None:
         _note_age(run)
     return students / run

@@ -242,6 +242,15 @@ def test_a_program_of_a_removed_data_set_is_refused(older: Path, command: Any) -
     assert error == "export: toy-bnn: params.yaml no longer has its data set toy; add it again first\n"
 
 
+def test_a_program_of_a_fit_to_other_columns_is_refused(
+    older: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> None:
+    now = {**folders.load_schema(Path("work/prepare/toy")), "features": ["x", "w"], "input_shape": [2]}
+    monkeypatch.setattr("pipeline.export.targets.program.load_schema", lambda prepared: now)
+    error = command("export", "program", "toy-ffg_u", "--to", "program", code=2)
+    assert error == "export: toy-ffg_u: toy has other columns or classes than at the fit; make repro\n"
+
+
 def test_an_artifact_without_an_address_is_refused(tmp_path: Path) -> None:
     with artifacts.publish(tmp_path / "old", "student", about={"seed": 0}):
         pass

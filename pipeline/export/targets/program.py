@@ -11,7 +11,7 @@ from bdl_pipe.registry import load_predictor, stored_address
 
 from ...core import places, records
 from ...core.load import load
-from ...prepared.folders import load_fit
+from ...prepared.folders import load_fit, load_schema
 from .. import program_folder
 from ..shared import scores_of, student_of, whole
 
@@ -23,8 +23,8 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     """Write the folder ``target`` with a program that predicts like one fit of the run.
 
     Raises:
-        UserError: the run is not fitted, has no such fit or cannot be traced, its data set is no longer in params.yaml,
-            or the folder is not empty.
+        UserError: the run is not fitted, has no such fit or cannot be traced, its data set is no longer in params.yaml
+            or has other columns, or the folder is not empty.
     """
     student, params = student_of(run), load()
     artifact, fitted = artifacts.load(student, "student", verify=False), load_predictor(student, split, seed)
@@ -32,7 +32,11 @@ def export(run: str, target: Path, split: int = 0, seed: int = 0) -> None:
     if about["dataset"] not in params.datasets:
         raise UserError(f"{run}: params.yaml no longer has its data set {about['dataset']}; add it again first")
     source = params.datasets[about["dataset"]].source.name
-    data = load_fit(places.artifact("prepare", about["dataset"]), split, final=True)
+    prepared = places.artifact("prepare", about["dataset"])
+    present = load_schema(prepared)
+    if any(present[name] != schema[name] for name in ("features", "classes", "input_shape")):
+        raise UserError(f"{run}: {about['dataset']} has other columns or classes than at the fit; make repro")
+    data = load_fit(prepared, split, final=True)
     with whole(target) as folder:
         rows = torch.from_numpy(data.train.inputs[:_ROWS].copy())  # the stored rows are read-only
         program = programs.trace(fitted, rows, rng=stored_address(student, split, seed))
