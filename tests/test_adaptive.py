@@ -82,5 +82,8 @@ def test_bad_settings_classes_and_gaps_are_refused() -> None:
             AdaptiveIntervals(**settings)
     with pytest.raises(DataError, match=r"^targets: must be \[2, 1\] finite numbers"):
         AdaptiveIntervals().observe(standard(2), [1.0, math.nan])
+    for wrong in ([1.0], ["a", "b"], [[1.0, 2.0]]):
+        with pytest.raises(DataError, match=r"^targets: must be \[2, 1\] finite numbers, got"):
+            AdaptiveIntervals().observe(standard(2), wrong)
     with pytest.raises(DataError, match=r"^predictive: must be of numbers, not of classes"):
         AdaptiveIntervals().intervals(Categorical(torch.zeros(1, 2, 3).log_softmax(-1)))

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from .conformal import row_scores, threshold
 from .distribution import Distribution
-from .errors import DataError, require
+from .errors import DataError, require, short
 from .predictive import Continuous, Predictive
 
 
@@ -81,8 +81,6 @@ class AdaptiveIntervals:
             DataError: the predictive is one of classes.
         """
         tensors, radius = _tensors(predictive), self._radius()
-        if not isinstance(tensors, Continuous):
-            raise DataError("predictive: must be of numbers, not of classes")
         mean = tensors.mean.double().cpu().numpy()
         if math.isinf(radius):
             low, high = np.full_like(mean, -math.inf), np.full_like(mean, math.inf)
@@ -97,13 +95,19 @@ class AdaptiveIntervals:
         """Learn from the targets [row] or [row, output] of the rows whose intervals came last, in their order.
 
         Raises:
-            DataError: the targets are not finite or not as many as the rows.
+            DataError: the predictive is one of classes, or the targets are not finite or not as many as the rows.
         """
         predictive = _tensors(predictive)
-        values = torch.as_tensor(np.asarray(targets, np.float64)).reshape(len(predictive.mean), -1)
-        if values.shape != predictive.mean.shape or not bool(values.isfinite().all()):
-            expected = list(predictive.mean.shape)
-            raise DataError(f"targets: must be {expected} finite numbers, got {list(values.shape)}: {values[:3]}")
+        rule = f"targets: must be {list(predictive.mean.shape)} finite numbers"
+        try:
+            values = torch.as_tensor(np.atleast_1d(np.asarray(targets, np.float64)))
+        except (TypeError, ValueError):
+            raise DataError(f"{rule}, got {short(targets)}") from None
+        values = values[:, None] if values.ndim == 1 else values
+        if values.shape != predictive.mean.shape:
+            raise DataError(f"{rule}, got {list(values.shape)}")
+        if not bool(values.isfinite().all()):
+            raise DataError(f"{rule}, got {values[~values.isfinite()][0]:g}")
         scores, radius = row_scores(predictive, values.to(predictive.mean)).double().tolist(), self._radius()
         wrong = [score > radius for score in scores]
         for miss in wrong:
@@ -112,5 +116,8 @@ class AdaptiveIntervals:
         self._scores.extend(scores)
 
 
-def _tensors(predictive: Predictive | Distribution) -> Predictive:
-    return predictive.predictive if isinstance(predictive, Distribution) else predictive
+def _tensors(predictive: Predictive | Distribution) -> Continuous:
+    tensors = predictive.predictive if isinstance(predictive, Distribution) else predictive
+    if not isinstance(tensors, Continuous):
+        raise DataError("predictive: must be of numbers, not of classes")
+    return tensors
