@@ -16,6 +16,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
+from importlib.util import find_spec
 from operator import getitem
 from pathlib import Path
 from typing import Any, Final
@@ -38,6 +39,10 @@ OVERLAYS: Final = Path("params/tuned")
 ALL: Final = "all"
 ASHA, PBT = "asha", "pbt"
 OPTUNA: Final = "optuna"
+_PACKAGES: Final = {  # algorithm -> the package that it needs
+    **{name: name for name in (OPTUNA, "hyperopt", "hebo", "nevergrad")},
+    "bayesopt": "bayes_opt",
+}
 Space = Mapping[str, tuple[float, float, Any]]
 LEAST: Final = 4  # the smallest population, since PBT replaces the worst quarter
 
@@ -101,6 +106,9 @@ def tune(
         raise UserError(f"--{'space' if space else 'run'}: leave it out in a search of all methods")
     if scheduler == PBT and algorithm != OPTUNA:
         raise UserError("--algorithm: leave it out with pbt, whose samples change by its own rule")
+    package = _PACKAGES.get(algorithm) if scheduler != PBT else None
+    if package and find_spec(package) is None:  # before the search begins, so that it is not one to continue
+        raise UserError(f"--algorithm {algorithm}: its package {package} is not installed")
     options = [word for text in space for word in ("--space", text)]
     options += ["--run", run] if run is not None else []
     options += ["--max-concurrent", str(max_concurrent)] if max_concurrent else []

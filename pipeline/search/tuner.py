@@ -138,19 +138,13 @@ def constant(
 
     Args:
         scheduler, algorithm: names of Ray Tune.
-
-    Raises:
-        UserError: the algorithm's package is not installed.
     """
     about: dict[str, Any] = {"metric": metric, "mode": "max" if metric_of(metric).better > 0 else "min"}
     if algorithm == "random":
         search_alg: Any = BasicVariantGenerator(points_to_evaluate=first or None, random_state=seed)
     else:
         seeds = {"seed": seed, "random_state_seed": seed, "random_state": seed}  # each algorithm has its own name
-        try:
-            search_alg = tune.create_searcher(algorithm, points_to_evaluate=first or None, **seeds)
-        except (ImportError, AssertionError) as error:  # Ray asserts that the package is there
-            raise UserError(f"--algorithm {algorithm}: its package is not installed: {error}") from None
+        search_alg = tune.create_searcher(algorithm, points_to_evaluate=first or None, **seeds)
     stops: dict[str, Any] = {
         "asha": lambda: Halving(first, time_attr=TIME, max_t=MILESTONES, grace_period=1, reduction_factor=_REDUCTION),
         "medianstopping": lambda: Median(first, time_attr=TIME, grace_period=1),
