@@ -185,7 +185,8 @@ def _ended(child: Child, stages: Plan, waiting: set[str], outcome: Outcome, trac
         skipped = descendants(stages, {name}) & waiting
         outcome.skipped |= skipped
         waiting -= skipped
-    tracker.ended(stages[name], "FAILED" if name in outcome.failed else "FINISHED", outcome.failed.get(name, []))
+    status = {0: "FINISHED", SAME: "SAME"}.get(code or 0, "FAILED")
+    tracker.ended(stages[name], status, outcome.failed.get(name, []))
     return {0: f"done, {child.seconds:.0f} s", SAME: "is up to date"}.get(code or 0, f"FAILED, {child.seconds:.0f} s")
 
 

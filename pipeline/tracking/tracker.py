@@ -135,7 +135,10 @@ class Tracker:
             self._todo.put(partial(self._start, StageRun(stage), time.time()))
 
     def ended(self, stage: Stage, status: str, lines: Sequence[str] = ()) -> None:
-        """Track the end of a stage with written files as FINISHED, FAILED (with its last lines) or KILLED."""
+        """Track the end of a stage with written files: FINISHED, FAILED (with its last lines) or KILLED.
+
+        SAME is a stage that another command has made meanwhile, which shows it.
+        """
         if stage.kind in _TRACKED:
             self._todo.put(partial(self._end, stage.name, status, time.time(), lines))
         elif stage.kind == "report" and status == "FINISHED":
@@ -194,7 +197,7 @@ class Tracker:
         self._has_failed = self._has_failed or status == "FAILED"
         if (run := self._running.pop(name, None)) is None:
             return
-        if status == "FINISHED" and run.digest() in self._known(run.digest()):  # the result did not change
+        if status == "SAME" or (status == "FINISHED" and run.digest() in self._known(run.digest())):  # it is not new
             self._client.delete_run(run.run_id)
         else:
             run.end(self._client, status, ended, lines)

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import psutil
 import pytest
@@ -53,6 +54,9 @@ def test_every_stage_runs_after_the_stages_that_it_needs(tmp_path: Path, jobs: i
 def test_only_the_requested_stages_run_and_a_stage_that_was_up_to_date_is_listed_apart(tmp_path: Path) -> None:
     outcome = run(tmp_path, {"e": "same"}, jobs=1, todo="de")
     assert sorted(order(tmp_path)) == ["d", "e"] and outcome.same == ["e"] and outcome.done == ["d"]
+    tracker = Mock()
+    pool.schedule(GRAPH, "e", starter(tmp_path, {"e": "same"}), tracker, jobs=1)
+    tracker.ended.assert_called_once_with(GRAPH["e"], "SAME", [])
 
 
 def test_only_the_descendants_of_a_failed_stage_are_skipped(tmp_path: Path) -> None:

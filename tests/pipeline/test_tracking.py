@@ -203,6 +203,12 @@ def test_stages_that_the_store_lacks_are_added_once(client: MlflowClient) -> Non
     assert runs(client)["student toy-vbll"].info.run_id == student.info.run_id
 
 
+def test_a_stage_that_another_command_has_made_is_not_shown_twice(client: MlflowClient) -> None:
+    with opened() as tracker:  # the other command has not shown the result yet
+        play(tracker, stage(), "SAME")
+    assert runs(client).keys() == {"repro"}
+
+
 def test_a_result_that_dvc_restored_is_added_without_the_curve_of_a_later_run(client: MlflowClient) -> None:
     work(stage())
     place = places.identity("student", "toy-vbll")
