@@ -214,7 +214,7 @@ def _known(key: str, names: Iterable[str], path: str, what: str) -> None:
 
 
 def unwatched(params: Params) -> list[str]:
-    """Return a line for each file and data set whose changes DVC does not notice."""
+    """Return a line for each file whose changes DVC does not notice."""
     watched = [Path(name).absolute() for name in ("data", "plugins")]
     lines = []
     for name in params.plugins:
@@ -227,15 +227,9 @@ def unwatched(params: Params) -> list[str]:
         if not any(file.absolute().is_relative_to(folder) for folder in watched)
     ]
     for key, dataset in params.datasets.items():
-        outside = [p for p in dataset.source.files() if not p.absolute().is_relative_to(Path("data").absolute())]
         lines += [
-            f"datasets.{key}.source.path: {path} is outside data/, so a change in it goes unnoticed" for path in outside
+            f"datasets.{key}.source: {file} is outside data/, so a change in it goes unnoticed by a plain dvc repro"
+            for file in dataset.source.files()
+            if not file.absolute().is_relative_to(watched[0])
         ]
-        for kind, names in (("ood", dataset.ood), ("transfer", dataset.transfer)):
-            lines += [
-                f"datasets.{key}.{kind}: DVC does not notice a change of datasets.{name}.source; after a change, run "
-                f"dvc repro -f prepare@{key}"
-                for name in names
-                if name in params.datasets
-            ]
     return lines
