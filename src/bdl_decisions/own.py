@@ -12,6 +12,7 @@ same bits. Until there are enough rows for a fit, and while their values or inpu
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
+from dataclasses import fields
 from numbers import Integral
 from pathlib import Path
 from typing import Any, ClassVar, Final, Self, final
@@ -20,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from bdl_pipe.data.raw import FEWEST_ROWS
-from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, require, short
+from bdl_pipe.errors import ArtifactError, DataError, NothingToFit, UserError, require, short
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
@@ -63,6 +64,10 @@ class Decider(ABC):
     task: ClassVar[str] = "regression"
 
     def __init__(self, method: str, rule: str, seed: int = 0, **agent: Any) -> None:
+        require(_is_whole(seed) and seed >= 0, "seed", "must be a whole number >= 0", seed)
+        known = {field.name for field in fields(Agent)}
+        for name in agent:
+            require(name in known, name, f"must be one of {', '.join(sorted(known))}", name)
         self._settings = {"method": method, "rule": rule, "seed": seed, **agent}
         self._agent = Agent(rule=rule, method=method, **agent)
         self._agent.check(self.task)
@@ -96,7 +101,12 @@ class Decider(ABC):
             raise ArtifactError(f"{path}: must be a file of {cls.__name__}.save ({error})") from None
         if kind != cls.__name__:
             raise ArtifactError(f"{path}: must be a file of {cls.__name__}.save, got one of {kind}")
-        return cls._from(facts, settings)
+        try:
+            return cls._from(facts, settings)
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
+            raise ArtifactError(f"{path}: must be a file of {cls.__name__}.save ({error!r})") from None
 
     @abstractmethod
     def _told(self) -> dict[str, Any]:
@@ -122,6 +132,7 @@ class Maximise(Decider):
 
     Raises:
         ConfigError: bounds are no pairs of finite numbers in order, or a setting is wrong.
+        DataError: bounds are no numbers, or no pairs.
     """
 
     def __init__(
@@ -137,11 +148,11 @@ class Maximise(Decider):
         few_rows = METHODS[method].few_rows if method in METHODS else {}
         super().__init__(method, rule, seed, **dict(few_rows) | agent)
         self._settings |= {"start": start}
-        box = np.asarray(bounds, np.float64)
+        box = _numbers("bounds", bounds)
         good = box.ndim == 2 and box.shape[1:] == (2,) and len(box) > 0
         require(good and bool(np.isfinite(box).all() and (box[:, 0] < box[:, 1]).all()), "bounds",
                 "must be pairs (least, largest) of finite numbers", bounds)  # fmt: skip
-        require(start >= FEWEST_ROWS, "start", f"must be >= {FEWEST_ROWS}", start)
+        require(_is_whole(start) and start >= FEWEST_ROWS, "start", f"must be a whole number >= {FEWEST_ROWS}", start)
         self._bounds, self._start = box.tolist(), start
         self._low, self._span = box[:, 0], box[:, 1] - box[:, 0]
         self.rows, self.values = np.zeros((0, len(box))), np.zeros(0)
@@ -224,8 +235,8 @@ class Arms(Decider):
         seed: int = 0, **agent: Any
     ) -> None:  # fmt: skip
         super().__init__(method, rule, seed, **agent)
-        require(arms >= 2, "arms", "must be >= 2", arms)
-        require(initial >= 1, "initial", "must be >= 1", initial)
+        require(_is_whole(arms) and arms >= 2, "arms", "must be a whole number >= 2", arms)
+        require(_is_whole(initial) and initial >= 1, "initial", "must be a whole number >= 1", initial)
         require(growth > 1, "growth", "must be > 1", growth)
         self._settings |= {"arms": arms, "initial": initial, "growth": growth}
         self._arms, self._initial, self._growth = arms, initial, growth
@@ -349,7 +360,7 @@ class Pool(Decider):
         require(good, "count", f"must be 1 … {len(left)}, the rows that are left", count)
         address = self._address.fold("ask", len(self.labels))
         drawn = address.fold("candidates").numpy().permutation(left)
-        known, names = np.array(list(self.labels), np.int64), sorted(map(str, set(self.labels.values())))
+        known, names = np.array(list(self.labels), np.int64), sorted({str(label) for label in self.labels.values()})
         enough, rule = len(known) >= self._start, self._agent.choosing
         belief = None
         if enough and rule.needs_posterior:
@@ -365,18 +376,26 @@ class Pool(Decider):
         """Add the labels of rows.
 
         Raises:
-            DataError: a row is not in the pool or has a label already, or a label is missing.
+            DataError: a row is not in the pool or has a label already; or a label is missing, or is another one of the
+                same name, as 1 and "1". No label of the call is then kept.
         """
-        numbers = np.atleast_1d(np.asarray(numbers))
-        if len(numbers) != len(labels):
-            raise DataError(f"labels: must be {len(numbers)}, one for each row, got {len(labels)}")
+        given = np.atleast_1d(np.asarray(numbers)).tolist()
+        if len(given) != len(labels):
+            raise DataError(f"labels: must be {len(given)}, one for each row, got {len(labels)}")
         wrong = [label for label in labels if not isinstance(label, Hashable) or label is None or label != label]
         if wrong:
             raise DataError(f"labels: must be texts or numbers, none of them missing, got {wrong[0]!r}")
-        for number, label in zip(numbers.tolist(), labels, strict=True):
-            if not 0 <= number < len(self._rows) or number in self.labels:
-                raise DataError(f"numbers: must be rows of 0 … {len(self._rows) - 1} without a label, got {number}")
-            self.labels[int(number)] = label.item() if isinstance(label, np.generic) else label
+        new = dict[int, Any]()
+        for number, label in zip(given, labels, strict=True):
+            if not _is_whole(number) or not 0 <= number < len(self._rows) or number in self.labels or number in new:
+                raise DataError(f"numbers: must be rows of 0 … {len(self._rows) - 1} without a label, got {number!r}")
+            new[number] = label.item() if isinstance(label, np.generic) else label
+        names = dict[str, Any]()
+        for label in [*self.labels.values(), *new.values()]:  # a class is known by its name
+            other = names.setdefault(str(label), label)
+            if type(other) is not type(label) or other != label:
+                raise DataError(f"labels: must be of one type, got {other!r} and {label!r}")
+        self.labels |= new
 
     def _told(self) -> dict[str, Any]:
         return {"rows": self._rows.tolist(), "dtype": self._rows.dtype.str, "labels": list(self.labels.items())}

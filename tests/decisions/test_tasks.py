@@ -242,6 +242,12 @@ def test_a_pool_asks_for_rows_without_labels_and_goes_on_from_a_file(tmp_path: P
     assert list(pool.labels.items()) == [(number, labels[number]) for number in seen]
     pool.save(tmp_path / "pool.json")
     assert (Pool.load(tmp_path / "pool.json").ask(5) == pool.ask(5)).all()
+    with pytest.raises(UserError, match=r"without a label, got 81$"):
+        pool.tell([number := int(pool.ask()[0]), 81], ["yes", "no"])
+    assert number not in pool.labels, "no label of a refused call is kept"
+    (tmp_path / "pool.json").write_text('{"kind": "Pool", "settings": {}, "dtype": "<f8"}')
+    with pytest.raises(ArtifactError, match=r"pool.json: must be a file of Pool.save \(KeyError\('rows'\)\)$"):
+        Pool.load(tmp_path / "pool.json")
 
 
 def test_the_params_file_of_the_reports_page_has_the_settings_of_a_search() -> None:
