@@ -42,6 +42,7 @@ from ..artifacts import State, under
 from ..data import units
 from ..data.categories import NONE, Categories
 from ..data.fitdata import FitData
+from ..data.size import MANY_EQUAL
 from ..errors import DataError, require
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive
@@ -55,7 +56,6 @@ from .trees import Trees, clear_of_rounding, of_boosting
 
 _SMALLEST: Final = 1e-6  # the smallest variance relative to the targets' variance; an exact fit has variance 0
 _PATIENCE: Final = 20  # boosting stops after this many rounds without a better score on left-out rows
-_REPEATED: Final = 0.15  # the least share of rows with one target that ``auto`` describes by quantiles
 _ABSENT: Final = -50.0  # log-probability of a class without training rows
 Scaled = tuple[np.ndarray, np.ndarray | None]  # residuals over their standard deviations [row], and the rows' weights
 
@@ -160,7 +160,7 @@ def chosen(config: BoostingConfig, data: FitData) -> BoostingConfig:
     for column in data.train.targets.T if data.task == "regression" else ():
         count = np.bincount(np.unique(column, return_inverse=True)[1], data.train.weights)
         shares.append(float(count.max() / count.sum()))
-    return replace(config, noise="quantiles" if max(shares) >= _REPEATED else "best")
+    return replace(config, noise="quantiles" if max(shares) >= MANY_EQUAL else "best")
 
 
 def _categories(data: FitData, inputs: int, config: BoostingConfig) -> Categories | None:

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, short
+from ..size import MANY_EQUAL
 from .cells import Cells
 from .forms import CODE, NUMBER, WHOLE, are_all, gap_mask, grouped_once
 from .kinds import HEX, MOST, PERIOD, Features, amounts, mixed_dates, no_number, number_share, twins
@@ -28,7 +29,6 @@ _NO_DAYS: Final = ("0001-01-01", "1753-01-01", "1899-12-30", "1900-01-01", "1970
 _TOTAL: Final = re.compile(r"(?i:(grand |sub)?totals?|sum|averages?|mean|overall|summe|gesamt|mittelwert|moyenne|suma)")
 _SOME: Final = 0.1  # the least share of numbers beside few different texts
 _FEW: Final = 3  # the most different texts beside numbers
-_PEAK: Final = 0.2  # from this share of equal targets on, their density decides between runs
 _VALUES: Final = 20  # a column with more different values is not a column of classes
 _SAME_ORDER: Final = 0.9999  # a rank correlation above this means the same order
 _NAMED: Final = 5  # the most pairs of columns to name
@@ -164,7 +164,7 @@ def of_targets(names: Sequence[str], values: np.ndarray) -> Iterator[str]:
     """Return a remark if many targets of a regression have one value, where a density may be as high as one likes."""
     for name, of_rows in zip(names, values.T, strict=True):
         distinct, counts = np.unique(of_rows, return_counts=True)
-        if (share := counts.max() / len(of_rows)) >= _PEAK:
+        if (share := counts.max() / len(of_rows)) >= MANY_EQUAL:
             most = f"{name}: {100 * share:.0f} % of the rows have the value {distinct[counts.argmax()]:.6g}"
             yield f"{most}; a narrow peak there makes the NLL of a run small, so compare runs by the CRPS, too"
 
