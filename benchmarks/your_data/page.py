@@ -80,7 +80,8 @@ _FORMER: Final = (
     "Student t became the defaults of `tabm`, `ensemble` and `deterministic` for regression on 1,000 to 10,000 "
     "training rows: there, the rows of these three do not describe what `add` writes now. They are also from before "
     "logarithms of targets had to gain a standard error, which changes splits 1 and 2 of diabetes and saratogahouses, "
-    "0 and 3 of caschools, and 2 of airquality. What `add` writes now is judged "
+    "0 and 3 of caschools, and 2 of airquality; and from before `boosting` predicts quantiles where many targets are "
+    "equal (nmes1988, acs12, gss2010, hi). What `add` writes now is judged "
     "[below](#rivals-that-other-packages-fit)."
 )
 _METHODS: Final = (
