@@ -42,7 +42,7 @@ from ..artifacts import State, under
 from ..data import units
 from ..data.categories import NONE, Categories
 from ..data.fitdata import FitData
-from ..data.size import MANY_EQUAL
+from ..data.tables.columns import MANY_EQUAL
 from ..errors import DataError, require
 from ..method import Default, Inputs, Method, StageSpec
 from ..predictive import Categorical, Gaussian, Predictive

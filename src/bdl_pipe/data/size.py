@@ -21,7 +21,6 @@ _FEWEST_BINNED: Final = 1_000  # training rows
 _FEWEST_MEASURED: Final = 90  # the smallest of 38 tables has 116 rows, 104 of which are training rows
 _FEW_ROWS: Final = [0.1, 0.2]  # a perceptron's frequencies; few rows cannot distinguish steep functions from noise
 _MANY_ROWS: Final = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6]
-MANY_EQUAL: Final = 0.15  # from this share of rows with one target on, quantiles describe it and a density does not
 
 Section = dict[str, Any]
 CONVNET: Final[Section] = {"name": "convnet", "width": 16, "norm": "instance"}  # of methods for images, of any size

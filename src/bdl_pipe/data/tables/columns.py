@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 ColumnKind = Literal["number", "category", "date"]
 KINDS: Final = get_args(ColumnKind)
 UNSEEN: Final = -1.0
+MANY_EQUAL: Final = 0.15  # from this share of rows with one target on, quantiles describe it and a density does not
 _FAR: Final = 10.0  # a value is far if it is outside the file's range by more than this many ranges
 
 

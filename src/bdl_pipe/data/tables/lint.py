@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ...errors import DataError, short
-from ..size import MANY_EQUAL
 from .cells import Cells
+from .columns import MANY_EQUAL
 from .forms import CODE, NUMBER, WHOLE, are_all, gap_mask, grouped_once
 from .kinds import HEX, MOST, PERIOD, Features, amounts, mixed_dates, no_number, number_share, twins
 
