@@ -169,7 +169,7 @@ def test_a_registered_ood_score_is_computed_and_checked_for_every_predictive() -
     text = "from bdl_pipe import *\ndef first(p):\n"
     text += "    return p.log_probs[:, 0] if isinstance(p, Categorical) else None\n"
     load([write("t.py", text + "register_ood_score('first', first)")])
-    plugins._loaded.pop("s.py"), evaluation.OOD_SCORES._remove("top")
+    plugins._loaded.pop("s.py"), evaluation.OOD_SCORES._others.pop("top")
     classes = Categorical(torch.rand(2, 3, 2).log_softmax(-1), {"own": torch.arange(3.0)})
     scores = evaluation.ood_scores(classes)
     assert list(scores) == ["max_prob", "mutual_information", "first", "own"]

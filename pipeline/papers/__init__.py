@@ -35,7 +35,7 @@ from ..core.load import typed
 from ..core.model import Params
 from ..core.params_files import read_params
 from ..core.settings import Settings
-from ..plan.plan import plan
+from ..plan.plan import matching, plan
 from ..run import pool
 
 PARAMS: Final = Path("params/paper")
@@ -215,7 +215,7 @@ def _update(request: Request, settings: Settings) -> None:
         UserError: a stage failed.
     """
     params, root = request.params, request.root
-    stages = plan(params, [f"evaluate@{run.key}" for run in request.runs])  # with their upstream runs
+    stages = matching([f"evaluate@{run.key}" for run in request.runs], plan(params))  # with their upstream runs
     todo = pool.stale(stages)
     if not todo:
         print(f"nothing to run: {len(stages)} stages are up to date", file=sys.stderr, flush=True)

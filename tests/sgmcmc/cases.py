@@ -58,4 +58,4 @@ def registered_linear() -> Iterator[None]:
     """The body of a fixture that registers the network for a test."""
     networks.register_network(Linear, lambda config, shape, generator: (torch.nn.Identity(), shape[0]))
     yield
-    networks.NETWORKS._remove("linear_of_tests")
+    del networks.NETWORKS._others["linear_of_tests"]

@@ -116,11 +116,7 @@ class Result:
 
 
 def group_of(dataset: str, unfamiliar: str) -> Group:
-    """Return whether a set is near a data set or far from it.
-
-    Args:
-        groups: set -> group, which comes before the rule of this module.
-    """
+    """Return whether a set is near a data set or far from it."""
     pair = dataset in _NEAR_EACH_OTHER and unfamiliar in _NEAR_EACH_OTHER
     return "near" if pair or unfamiliar == "held_out" else "far"
 
