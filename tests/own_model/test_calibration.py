@@ -1,5 +1,7 @@
 """Rows for calibration: intervals of a model that has memorised its rows, and what is refused before the fit."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -72,9 +74,13 @@ def test_intervals_hold_new_targets_after_a_fit_with_rows_for_calibration(model:
     assert share(wrong.quantile(0.05), wrong.quantile(0.95)) < 0.67
 
 
-def test_the_rows_are_those_of_recalibrated_and_their_absence_is_a_note(model: nn.Module) -> None:
-    plain = bayesianise(model, "deterministic", [(X[TRAIN], Y[TRAIN])])
-    assert plain.notes == (SEEN,)
+def test_the_rows_are_those_of_recalibrated_and_their_absence_is_a_note_and_a_warning(model: nn.Module) -> None:
+    with pytest.warns(UserWarning, match=rf"^{SEEN}, or held_out=0") as warned:
+        plain = bayesianise(model, "deterministic", [(X[TRAIN], Y[TRAIN])])
+    assert plain.notes == (SEEN,) and [one.filename for one in warned] == [__file__]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert bayesianise(model, "deterministic", [(X[TRAIN], Y[TRAIN])], held_out=0).notes == (SEEN,)
     later, first = (
         plain.recalibrated([(X[HELD], Y[HELD])]),
         bayesianise(model, "deterministic", [(X[TRAIN], Y[TRAIN])], calibration_loader=[(X[HELD], Y[HELD])]),

@@ -7,6 +7,7 @@ The model is copied and not changed. The copy without its head becomes a trunk o
 trajectory of one snapshot (as ``trajectory.pretrained`` makes from a file). The method's own fit starts from these.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, final
@@ -39,7 +40,10 @@ _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
 _FEWEST: Final = 50  # the fewest rows of which a share is held out
-HELD: Final = "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, or held_out=0"
+HELD: Final = (
+    "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, above all if the model was "
+    "trained on these rows before, or held_out=0"
+)
 SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
 
@@ -140,6 +144,8 @@ def bayesianise(
     seen = []
     if rows.task == "regression" and calibration_loader is None:
         seen = [SEEN if held is None else HELD.format(len(held), len(held) + len(rows))]
+        if held is None and held_out > 0:
+            warnings.warn(f"{SEEN}, or held_out=0 to accept them", stacklevel=3)
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
     facts = digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes
