@@ -2,7 +2,7 @@
 
     pip install 'bdl-pipe[botorch]'
     python -m benchmarks.decisions.nine                                  # 2,000 s of one core; a killed run goes on
-    python -m benchmarks.decisions.nine --batch 4 --seeds 5              # results/decisions/nine_fours.md, 1,800 s
+    python -m benchmarks.decisions.nine --batch 4 --seeds 20             # results/decisions/nine_fours.md, two hours
     python -m benchmarks.decisions.nine --functions branin --out one.csv # some functions; files of rows can be joined
 
 Ten random evaluations, the same for all agents, then 24. Seven functions are of the unit cube. Two are tables of real
