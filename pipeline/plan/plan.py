@@ -61,7 +61,7 @@ Plan = Mapping[str, Stage]  # name -> stage, each after its needs
 
 
 def plan(params: Params, names: Iterable[str] | None = None) -> Plan:
-    """Return all stages of ``params`` or, faster, those of ``names`` and everything that they need.
+    """Return all stages of ``params``; or those of ``names`` and what they need, which takes less time.
 
     Raises:
         UserError: params.yaml has no stage of ``names``.
