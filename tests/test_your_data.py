@@ -88,9 +88,10 @@ def test_tables_are_added_once_and_their_scores_are_read(
     place.mkdir(parents=True)
     figures = [Score(1, 0, Quantity("nll"), 0.123456789, 15), Score(1, 0, Quantity("fit_seconds", "cost"), 2.0, 1)]
     scores.pq.write_table(scores.table("iris", "bnn", "auto", figures), place / "scores.parquet")
-    assert project.gather(folder)[0]["nll"].isna().all()
+    assert project.gather(folder, [])[0]["nll"].isna().all()
     monkeypatch.setattr(project.pool, "stale", lambda stages: {})
-    frame, facts = project.gather(folder)
+    assert set(project.gather(folder, ["vbll", "bnn"])[0]["method"]) == {"bnn"}
+    frame, facts = project.gather(folder, [])
     assert set(frame["table"]) == {"iris"}
     assert set(facts) >= {"commit", "seed", "device", "cores"}
     (row,) = frame[frame["nll"].notna()].to_dict("records")
@@ -116,8 +117,13 @@ def test_a_later_run_replaces_only_its_own_tables(tmp_path: Path) -> None:
     assert runs == [("one", ["titanicsurvival", "caschools"]), ("two", later)]
     text = page.page(stored, page.facts(tmp_path))
     assert "- commit: one\n- tables: titanicsurvival, caschools" in text and "- tables: iris, airquality" in text
-    project.store(tmp_path, every, {"commit": "three"})
-    assert [run["commit"] for run in page.facts(tmp_path)] == ["three"]
+    some = every[every["method"] == "dropout"].assign(nll=0.5)
+    project.store(tmp_path, some, {"commit": "three", "methods": ["dropout"]})
+    stored = page.read(tmp_path)
+    assert (stored["nll"] == 0.5).equals(stored["method"] == "dropout")
+    assert [run["commit"] for run in page.facts(tmp_path)] == ["one", "two", "three"]
+    project.store(tmp_path, every, {"commit": "four"})
+    assert [run["commit"] for run in page.facts(tmp_path)] == ["four"]
 
 
 def made() -> pd.DataFrame:

@@ -5,9 +5,9 @@
 
 Each table is written as CSV, added with the default rules of ``add`` and run by ``python -m pipeline repro``. All
 tables share one project folder, which belongs to one state of the code. With ``--only`` or ``--seen``, the scores of
-these tables replace their rows in results/your_data, and the page names the commit of each table. With other
-``--minutes``, scores and page are written to ``page`` in the project folder. ``--page`` writes the page of the
-committed scores again.
+these tables replace their rows in results/your_data, and the page names the commit of each table. ``--methods`` runs
+some of the methods that ``add`` writes, and replaces their rows alone. With other ``--minutes``, scores and page are
+written to ``page`` in the project folder. ``--page`` writes the page of the committed scores again.
 """
 
 import argparse
@@ -26,6 +26,7 @@ def main() -> int:
     """Run the tables, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(BY_NAME), help="only these tables")
+    parser.add_argument("--methods", nargs="+", default=[], metavar="METHOD", help="only these methods of each table")
     parser.add_argument("--seen", action="store_true", help="only tables that a rule of add has met")
     parser.add_argument(
         "--minutes", type=int, default=project.MINUTES, metavar="M", help="minutes of each table, for add (10)"
@@ -41,8 +42,8 @@ def main() -> int:
     try:
         project.make(chosen.folder)
         project.add(chosen.folder, wanted, chosen.minutes)
-        whole = project.run(chosen.folder, chosen.jobs)
-        frame, facts = project.gather(chosen.folder)
+        whole = project.run(chosen.folder, chosen.jobs, chosen.methods)
+        frame, facts = project.gather(chosen.folder, chosen.methods)
     except UserError as error:
         print(f"your_data: {error}", file=sys.stderr)
         return 2

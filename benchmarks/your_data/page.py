@@ -327,7 +327,7 @@ def _sources(names: Sequence[str]) -> str:
 
 def _run(about: dict[str, Any]) -> str:
     """Return a list of a run's facts."""
-    values = {name: ", ".join(value) if name == "tables" else value for name, value in about.items()}
+    values = {name: ", ".join(value) if isinstance(value, list) else value for name, value in about.items()}
     return "\n".join(f"- {name}: {value}" for name, value in values.items())
 
 

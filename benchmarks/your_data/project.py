@@ -94,13 +94,15 @@ def _minutes(folder: Path, name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def run(folder: Path, jobs: int) -> bool:
-    """Run the stages that are out of date, and return whether every stage has a result.
+def run(folder: Path, jobs: int, methods: Sequence[str]) -> bool:
+    """Run the stages that are out of date, of these methods or all, and return whether every one has a result.
 
     Raises:
         UserError: the command could not run any stage.
     """
-    command = [sys.executable, "-m", "pipeline", "repro", "-j", str(jobs)]
+    with contextlib.chdir(folder):
+        keys = [run.key for run in load().of("student") if run.method.name in methods]
+    command = [sys.executable, "-m", "pipeline", "repro", "-j", str(jobs), *(f"evaluate@{key}" for key in keys)]
     with subprocess.Popen(command, cwd=folder, env=environment()) as process:
         try:
             code = process.wait()
@@ -118,8 +120,8 @@ def environment() -> dict[str, str]:
     return {"BDL_TRACKING": "off", **os.environ, "PYTHONPATH": path}
 
 
-def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
-    """Return the scores, a row for each table, method and split, and where they come from.
+def gather(folder: Path, methods: Sequence[str]) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Return the scores of these methods or all, a row for each table, method and split, and where they come from.
 
     A fit without an up-to-date result has a row without scores. Scores are rounded to seven digits, as they are stored.
     """
@@ -128,7 +130,7 @@ def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
         params = load()
         facts = {k: v for k, v in report.facts(params, Settings.read()).items() if not k.startswith("data ")}
         stale, rows = pool.stale(plan.plan(params)), []
-        for run in params.of("student"):
+        for run in (run for run in params.of("student") if not methods or run.method.name in methods):
             path = places.artifact("evaluate", run.key) / "scores.parquet"
             found = scores.read(path).to_pylist() if path.is_file() and f"evaluate@{run.key}" not in stale else []
             for split in range(params.datasets[run.spec.dataset].splits):
@@ -143,7 +145,7 @@ def gather(folder: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
                     | {name: float(f"{value:.7g}") for name, value in values.items()}
                 )
     frame = pd.DataFrame(rows, columns=list(COLUMNS)).astype({"rows": "Int64"})
-    return ordered(frame), {**facts, **commits, "cores": os.cpu_count()}
+    return ordered(frame), {**facts, **commits, "cores": os.cpu_count()} | ({"methods": methods} if methods else {})
 
 
 def ordered(frame: pd.DataFrame) -> pd.DataFrame:
@@ -155,15 +157,18 @@ def ordered(frame: pd.DataFrame) -> pd.DataFrame:
 def store(place: Path, frame: pd.DataFrame, facts: dict[str, Any]) -> None:
     """Write ``scores.csv`` and ``facts.json``, which has one entry for each run.
 
-    A table's rows in ``scores.csv`` are those of the last run that has the table.
+    A table's rows in ``scores.csv`` are those of the last run that has the table, or the table and the method.
     """
     place.mkdir(parents=True, exist_ok=True)
-    path, names = place / "facts.json", list(dict.fromkeys(frame["table"]))
+    path, names, methods = place / "facts.json", list(dict.fromkeys(frame["table"])), facts.get("methods")
     runs = json.loads(path.read_text()) if path.is_file() else []
     if runs:
         former = pd.read_csv(place / "scores.csv").astype({"rows": "Int64"})
-        frame = ordered(pd.concat([former[~former["table"].isin(names)], frame]))
-    runs = [{**run, "tables": [name for name in run["tables"] if name not in names]} for run in runs]
+        replaced = former["table"].isin(names) & (former["method"].isin(methods) if methods else True)
+        frame = ordered(pd.concat([former[~replaced], frame]))
+    for run in runs:
+        if not methods or run.get("methods") == methods:
+            run["tables"] = [name for name in run["tables"] if name not in names]
     runs = [*(run for run in runs if run["tables"]), {**facts, "tables": names}]
     write_bytes(place / "scores.csv", frame.to_csv(index=False, float_format="%.7g").encode())
     write_bytes(path, (json.dumps(runs, indent=1) + "\n").encode())
