@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from bdl_pipe import Seed, bayesianise
 from bdl_pipe.errors import DataError
 from bdl_pipe.own_model.bayesianise import HELD as OF_FIT
-from bdl_pipe.own_model.bayesianise import SEEN
+from bdl_pipe.own_model.bayesianise import SEEN, TRAINED
 
 GENERATOR = torch.Generator().manual_seed(0)
 X = torch.rand(1_000, 2, generator=GENERATOR) * 4 - 2
@@ -86,6 +86,22 @@ def test_the_rows_are_those_of_recalibrated_and_their_absence_is_a_note_and_a_wa
         bayesianise(model, "deterministic", [(X[TRAIN], Y[TRAIN])], calibration_loader=[(X[HELD], Y[HELD])]),
     )
     assert torch.equal(later.predict(X[NEW]).variance, first.predict(X[NEW]).variance)
+
+
+def test_held_out_rows_that_a_trained_model_has_seen_are_a_warning(model: nn.Module) -> None:
+    """The share is 1 less the mean square error over the variance of the rows that are kept; a new model has none."""
+    kept = torch.ones(100).bool()
+    kept[torch.randperm(100, generator=Seed(0).fold("bayesianise").fold("held_out").generator())[:20]] = False
+    with torch.no_grad():
+        error = (model(X[TRAIN]) - Y[TRAIN])[kept].square().mean()
+    told = TRAINED.format(1 - error / Y[TRAIN][kept].var(correction=0))
+    with pytest.warns(UserWarning) as warned:
+        posterior = bayesianise(model, "vbll", [(X[TRAIN], Y[TRAIN])], epochs=1)
+    assert [str(one.message) for one in warned] == [f"{told}, or held_out=0 to accept them"]
+    assert posterior.notes == (OF_FIT.format(20, 100), told)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        bayesianise(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), "vbll", [(X[TRAIN], Y[TRAIN])], epochs=1)
 
 
 def test_rows_of_another_form_are_refused_before_the_fit(model: nn.Module) -> None:

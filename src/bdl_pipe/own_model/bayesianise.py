@@ -40,10 +40,12 @@ _PROBED: Final = 2  # rows in the call that checks the model
 _COMPARED: Final = 16  # rows that compare an exported program with its posterior
 _SHOWN: Final = 3
 _FEWEST: Final = 50  # the fewest rows of which a share is held out
-HELD: Final = (
-    "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, above all if the model was "
-    "trained on these rows before, or held_out=0"
+HELD: Final = "{} of the {} rows were held out for the widths of intervals; pass calibration_loader, or held_out=0"
+TRAINED: Final = (
+    "intervals may be too narrow: before the fit the model explains {:.0%} of the variance of its rows. If you trained "
+    "it on them, the rows held out for the widths are not new to it; pass calibration_loader"
 )
+_TRAINED_FROM: Final = 0.5  # the share of the variance; a new head explains none
 SEEN: Final = "intervals may be too narrow: the noise is that of rows which the model has seen; pass calibration_loader"
 
 
@@ -138,14 +140,19 @@ def bayesianise(
         data = start.fit_data(rows, registered.head.out_features, transform, device_of(model))
         setting = ModelFit(registered.network, rows.task, len(rows), min(rows.batch, len(rows)), epochs, lr)
         progress = _Progress(report or Silent())
+        explained = 0.0
+        if held is not None and calibration_loader is None:
+            explained = 1 - start.squared_error(start.trajectory(registered, data), registered, data)
         fit = _Fit(chosen, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
     seen = []
     if rows.task == "regression" and calibration_loader is None:
-        seen = [SEEN if held is None else HELD.format(len(held), len(held) + len(rows))]
-        if held is None and held_out > 0:
-            warnings.warn(f"{SEEN}, or held_out=0 to accept them", stacklevel=3)
+        seen = [SEEN] if held is None else [HELD.format(len(held), len(held) + len(rows))]
+        if explained > _TRAINED_FROM:
+            seen.append(TRAINED.format(explained))
+        if held_out > 0 and (held is None or explained > _TRAINED_FROM):
+            warnings.warn(f"{seen[-1]}, or held_out=0 to accept them", stacklevel=3)
     notes = (*_notes(model, registered, last_alone), *fit.notes, *seen)
     trunk, digest = registered.trunk, registered.config.digest
     facts = digest, trunk.head, rows.layout, trunk.plain_order, to_mapping(used), notes

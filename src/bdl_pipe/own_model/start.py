@@ -214,7 +214,7 @@ def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, 
     shape, outputs = data.input_shape, data.outputs
     weights, precision = snapshot(start, -1), None
     if not classes:
-        error = _squared_error(NetworkSpec(model.config, shape, outputs, "gaussian_head"), weights, data)
+        error = squared_error(start, model, data)
         rule = "must not fit every training row exactly: the chains take their noise from its errors"
         require(error > 0, "model", rule, error)
         precision = min(1 / error, _MOST_PRECISE)
@@ -226,10 +226,11 @@ def chain_start(start: State, model: Registered, data: FitData) -> tuple[State, 
 
 
 @torch.no_grad()
-def _squared_error(spec: NetworkSpec, weights: dict[str, Tensor], data: FitData) -> float:
-    """Return the mean square error of the standardised training targets."""
-    network, total = spec.build(Seed(0)), 0.0
-    network.load_state_dict(weights)
+def squared_error(first: State, model: Registered, data: FitData) -> float:
+    """Return the mean square error of the model's weights, on the standardised training targets."""
+    spec, total = NetworkSpec(model.config, data.input_shape, data.outputs, "gaussian_head"), 0.0
+    network = spec.build(Seed(0))
+    network.load_state_dict(snapshot(first, -1))
     network.to(data.device).eval()
     for inputs, targets in data.rows("train", data.device).batches(_ROWS):
         predictive = spec.predictive(network(inputs)[None])
