@@ -16,6 +16,7 @@ from bdl_pipe.errors import DataError, UserError
 from bdl_pipe.metrics.comparison import over_splits
 from bdl_pipe.scores import Quantity, Score
 from bdl_pipe.seeds import Seed
+from benchmarks.rivals.worst import COLUMNS
 from benchmarks.your_data import fetch, judged, others, page, project
 from benchmarks.your_data.tables import BY_NAME, INSTALL, TABLES, Table
 
@@ -261,6 +262,10 @@ def test_the_judgement_ranks_means_over_splits_that_are_equal_to_three_decimals(
     assert found is not None and found.best == "lightgbm_t, tuned" and found.tables == 3
     assert found.means == pytest.approx({"headline": 1.5, "lightgbm_t, tuned": 1.5, "lightgbm_t": 3.0})
     assert found.errors["headline"] == pytest.approx(less.std(ddof=1) / math.sqrt(3)) and not found.first
-    text = "\n".join(others.sections({"rivals": frame}))
+    nll = judged.scores(judged.labelled(frame), "nll", list(cells))
+    assert judged.beyond(nll) == {"sacramento": "lightgbm_t, tuned"}
+    worst = pd.DataFrame([("sacramento", "lightgbm_t, tuned", 0.1, 0.06, 30)], columns=list(COLUMNS))
+    text = "\n".join(others.sections({"rivals": frame, "worst": worst}))
+    assert "| sacramento | unseen | `lightgbm_t, tuned` | 30 | +0.100 ± 0.060 |" in text and "0 of 1 are more" in text
     assert "- Worst table: sacramento, +0.100 nats against `lightgbm_t, tuned`; 2 of 3 tables" in text
     assert "| diamonds | `headline` | 0 | 0.000 | 3 | b |" in text and others.sections({}) == []

@@ -91,7 +91,7 @@ def _one(table: str, split: int, name: str, params: Params, chosen: argparse.Nam
         found = run.trials(method, rival.config, rows[0], share, params.seed) if chosen.minutes else []
         seconds = time.process_time() - start if found else 0.0
         best = min(found, key=lambda trial: trial.nll).config if found else own or rival.config
-        scored = run.scored(own.key if own else f"{table}-{name}", split, method, best, rows, params)
+        scored, _ = run.scored(own.key if own else f"{table}-{name}", split, method, best, rows, params)
     except (Diverged, UserError) as error:
         print(f"rivals: {table}, {name}: {error}", file=sys.stderr)
         return False

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.errors import Diverged, UserError
+from bdl_pipe.evaluation import CleanResult
 from bdl_pipe.method import Method
 from bdl_pipe.metrics import pit, stored
 from bdl_pipe.posterior import Predictor, prediction_address
@@ -131,7 +133,9 @@ def split(folder: Path, table: str, number: int) -> tuple[FitData, Examples, Exa
         return data, test, folders.load_calibration(places.artifact("prepare", table), number)
 
 
-def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: float, seed: int) -> list[Trial]:
+def trials(
+    method: Method, first: Mapping[str, Any], data: FitData, seconds: float, seed: int, most: int = 1_000
+) -> list[Trial]:
     """Search at random: the defaults, then a list of configs that is the same for all tables, until the time is over.
 
     Each is fitted to the training rows of ``data.search`` and scored on its validation rows, which choose. The time is
@@ -140,7 +144,7 @@ def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: flo
     """
     own, found, start = data.search or data, list[Trial](), time.process_time()
     inputs, targets = own.tensors("validation")
-    for number, drawn in enumerate(listed(method, first, seed)):
+    for number, drawn in enumerate(islice(listed(method, first, seed), most)):
         try:
             state = fitted(method, drawn, own, Seed(seed).fold("rivals", method.name, "trial", number))
             predictive = posterior_of(state).predict(inputs, rng=Seed(seed).fold("rivals", "predict"))
@@ -156,7 +160,7 @@ def trials(method: Method, first: Mapping[str, Any], data: FitData, seconds: flo
 def listed(method: Method, first: Mapping[str, Any], seed: int) -> Iterator[dict[str, Any]]:
     """Yield the configs of a search: the first, then draws of the method's declared space, each by its address."""
     yield dict(first)
-    for number in range(1, 1_000):
+    for number in count(1):
         drawn = dict(first)
         for key, (low, high, scale) in method.search.items():
             generator = Seed(seed).fold("rivals", method.name, key, number)
@@ -181,8 +185,8 @@ def scored(
     drawn: Mapping[str, Any] | Run,
     rows: tuple[FitData, Examples, Examples | None],
     params: Params,
-) -> dict[str, float]:
-    """Fit, recalibrate and score as the pipeline's stages do; return the scores of test rows and the seconds.
+) -> tuple[dict[str, float], CleanResult]:
+    """Fit, recalibrate and score as the pipeline's stages do; return the scores and the predictions of test rows.
 
     The seconds of the fit are the processor's. Beside the scores stands the coverage of 90 % intervals in each third of
     the rows by width.
@@ -213,4 +217,4 @@ def scored(
         own = {metric.name: metric.function(rows_of) for metric in pit.METRICS if metric.name in pit.THIRDS}
         given |= {name: share for name, share in own.items() if share is not None}
     per_row = found.get(Quantity("seconds_per_1000", "cost"), np.nan)
-    return {"rows": len(test), **given, "fit_seconds": seconds, "seconds_per_1000": per_row}
+    return {"rows": len(test), **given, "fit_seconds": seconds, "seconds_per_1000": per_row}, clean

@@ -93,8 +93,13 @@ def ranks(values: pd.DataFrame) -> Ranks | None:
     return Ranks(means.to_dict(), errors.to_dict(), best, len(of_table))
 
 
-def sections(rows: pd.DataFrame) -> list[str]:
-    """Return the text of the judgement, none if no row is of a headline."""
+def sections(rows: pd.DataFrame, worst: pd.DataFrame | None = None) -> list[str]:
+    """Return the text of the judgement, none if no row is of a headline.
+
+    Args:
+        rows: rows of ``rivals.csv``.
+        worst: rows of ``worst.csv``, the errors of the differences beyond the bound.
+    """
     rows = labelled(rows)
     names = [name for name in BY_NAME if name in set(rows["table"])]
     if not names:
@@ -115,7 +120,7 @@ def sections(rows: pd.DataFrame) -> list[str]:
     parts = [_TOLD, _reached(names), *_verdict(rows, found, names)]
     for settings, told in _RANKS.items():
         parts += [told, _rank_table({key[1:]: of for key, of in found.items() if key[0] == settings})]
-    parts += [_SEPARATE, _distances(rows, by_task)]
+    parts += [_SEPARATE, _distances(rows, by_task), *(_beyond(worst) if worst is not None else [])]
     parts += ["### Coverage", *_coverage(rows, by_task["regression"])]
     parts += ["### Seconds", _SECONDS, _seconds(rows)]
     for task, own in by_task.items():
@@ -146,6 +151,12 @@ _SEPARATE: Final = (
     "geometric mean of the ratio of their CRPS, with standard errors over tables; negative, or below 1, is better for "
     "the headline. One table can lead the mean: many targets of medexp and tobacco are 0, where a narrow peak has a "
     "large density, so that there the CRPS says more."
+)
+_BEYOND: Final = (
+    "The differences in NLL beyond .05 nats, each with the standard error of its mean over test rows, paired by row "
+    "(`python -m benchmarks.rivals.worst`). The error is that of the test rows alone: another training set or another "
+    "seed would add to it. The least of all others is found on the same rows, so that the differences are too large "
+    "in the mean."
 )
 _SECONDS: Final = (
     "Seconds of one fit on one thread, all tables together (one split each), and the median: the processor's; of the "
@@ -190,6 +201,17 @@ def _verdict(rows: pd.DataFrame, found: Mapping[tuple[str, str, str], Ranks], na
     return ["The headline's lead, positive if it is ahead:", "\n".join(texts)]
 
 
+def beyond(nll: pd.DataFrame) -> dict[str, str]:
+    """Return the tables beyond the bound, each with the label of the least NLL.
+
+    Args:
+        nll: tables × labels, as :func:`scores` returns them.
+    """
+    others = nll.drop(columns=HEADLINE)
+    far = others[nll[HEADLINE] - others.min(axis=1) > WORST]
+    return {str(table): str(label) for table, label in far.idxmin(axis=1).items()}
+
+
 def _rank_table(of: Mapping[tuple[str, str], Ranks]) -> str:
     titles = ["", *(f"{kind}, {which} ({ranks.tables})" for (kind, which), ranks in of.items())]
     labels = [name + more for name in RIVALS for more in ("", _TUNED)]
@@ -223,6 +245,18 @@ def _distances(rows: pd.DataFrame, by_task: Mapping[str, Sequence[str]]) -> str:
             lines.append(cells)
     titles = [f"NLL, {which} {task}" for task in by_task for which in ("seen", "unseen")]
     return shown.table(["The headline less", *titles, "CRPS ratio"], lines)
+
+
+def _beyond(worst: pd.DataFrame) -> list[str]:
+    far = worst[worst["difference"] > 2 * worst["error"]]
+    told = f"{len(far)} of {len(worst)} are more than two errors: {', '.join(far['table']) or 'none'}."
+    seen = {True: "seen", False: "unseen"}
+    lines = [
+        [name, seen[BY_NAME[name].seen], f"`{other}`", rows, f"{gap:+.3f} ± {error:.3f}"]
+        for name, other, gap, error, rows in worst.itertuples(index=False)
+    ]
+    titles = ["Table", "", "The least NLL", "Test rows, all splits", "The headline less it"]
+    return ["### Beyond the bound", f"{_BEYOND} {told}", shown.table(titles, lines)]
 
 
 def _with_error(values: pd.Series) -> str:

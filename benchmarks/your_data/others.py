@@ -26,7 +26,7 @@ _SCORES: Final = {
 
 def read(place: Path) -> dict[str, Any]:
     """Read the files of rivals and protocols that a folder has, and the facts of the rivals' run as ``run``."""
-    names = ("rivals", "scoringbench", "tabarena")
+    names = ("rivals", "worst", "scoringbench", "tabarena")
     files: dict[str, Any] = {
         name: pd.read_csv(place / f"{name}.csv") for name in names if (place / f"{name}.csv").is_file()
     }
@@ -41,7 +41,7 @@ def sections(files: Mapping[str, Any]) -> list[str]:
         parts += [
             "## Rivals that other packages fit",
             _RIVALS,
-            *_rivals(files["rivals"]),
+            *_rivals(files["rivals"], files.get("worst")),
             _run(files.get("run")),
         ]
     if "scoringbench" in files:
@@ -70,7 +70,7 @@ _TABARENA: Final = (
 )
 
 
-def _rivals(rivals: pd.DataFrame) -> list[str]:
+def _rivals(rivals: pd.DataFrame, worst: pd.DataFrame | None) -> list[str]:
     """Return the judgement, and the rows of rivals that it does not have."""
     names = [name for name in RIVALS if name in set(rivals["rival"])]
     listed = shown.table(["Rival", ""], [[f"`{name}`", RIVALS[name].about] for name in names])
@@ -80,7 +80,7 @@ def _rivals(rivals: pd.DataFrame) -> list[str]:
         for row in rest.itertuples()
     ]
     others = shown.table(["Table", "Rival, at its defaults", "Split", "NLL", "CRPS", "Commit"], lines)
-    return [listed, *judged.sections(rivals), *(["### Further rows", _FURTHER, others] if lines else [])]
+    return [listed, *judged.sections(rivals, worst), *(["### Further rows", _FURTHER, others] if lines else [])]
 
 
 def _run(about: Mapping[str, Any] | None) -> str:
