@@ -9,11 +9,13 @@ from threading import Lock
 from typing import Any
 
 import pandas as pd
+from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc.model import PythonModel, PythonModelContext
 
 from bdl_pipe import summary
 from bdl_pipe.data.new_inputs import given_inputs
+from bdl_pipe.errors import DataError
 from bdl_pipe.registry import load_predictor, stored_address
 
 
@@ -36,8 +38,15 @@ class FittedPosterior(PythonModel):
         """Return a row of predictions for each row or image of the input.
 
         For images ``model_input`` is an array; MLflow does not accept a union as its type hint and warns without one.
+
+        Raises:
+            MlflowException: the input breaks a rule. MLflow's server sends this message; of any other error it sends
+                the traceback.
         """
-        inputs = given_inputs(model_input, self.schema)
+        try:
+            inputs = given_inputs(model_input, self.schema)
+        except DataError as error:
+            raise MlflowException.invalid_parameter_value(str(error)) from None
         names = self.schema["classes"] or self.schema["targets"]
         index = model_input.index if isinstance(model_input, pd.DataFrame) else None
         with self.turn:

@@ -16,6 +16,7 @@ import pytest
 import torch
 import yaml
 from fitted_cases import CLASSES, FEATURES, student
+from mlflow.exceptions import MlflowException
 from mlflow.models.utils import _enforce_schema
 from mlflow.pyfunc.model import PythonModelContext
 from mlflow.utils.proto_json_utils import dataframe_from_parsed_json
@@ -158,7 +159,7 @@ def test_evaluation_prediction_search_and_served_model_give_equal_predictions(me
     batches = load_predictor(Path(f"work/student/{run}")).batches(rows, rng=chain.predictions)
     frame = pd.DataFrame(rows, columns=["x"], index=range(7, 7 + len(rows)))
     assert (served.predict(PythonModelContext({}, {}), frame).index == frame.index).all()
-    with pytest.raises(DataError, match="the input: must have at least one row, got none"):
+    with pytest.raises(MlflowException, match="the input: must have at least one row, got none"):
         served.predict(PythonModelContext({}, {}), frame[:0])
     answers = {
         "a file": predicted(run, rows),
