@@ -90,6 +90,18 @@ def test_mlflow_serves_a_posterior_of_named_inputs(tmp_path: Path, monkeypatch: 
     assert (answer["predicted"] == mean.argmax(1)).all()
 
 
+def test_a_served_program_refuses_a_number_that_is_not_finite() -> None:
+    """The answer to a null in a request was a mean of NaN."""
+    exceptions = pytest.importorskip("mlflow.exceptions")
+    from bdl_pipe.own_model.served import Served
+
+    served = Served()
+    served.program, served.parts = (lambda inputs: (inputs,)), {"": "float32"}
+    assert len(served.predict(None, np.array([[1.0, 2.0]]))) == 1
+    with pytest.raises(exceptions.MlflowException, match="inputs: must be finite"):
+        served.predict(None, np.array([[1.0, np.nan]]))
+
+
 def batches(side: str | None) -> list[dict[str, Tensor]]:
     """Return batches of sentences, each padded to its longest sentence on a side; None: all to eight tokens."""
     inputs, labels = texts(60)

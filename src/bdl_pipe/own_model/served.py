@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from mlflow.exceptions import MlflowException
 from mlflow.models import set_model
 from mlflow.pyfunc import PythonModel, PythonModelContext
 from torch import Tensor
@@ -24,7 +25,11 @@ class Served(PythonModel):
         self.parts: dict[str, str] = context.model_config["parts"]  # input's name -> its type
 
     def predict(self, context: PythonModelContext, model_input: Any, params: Any = None) -> pd.DataFrame:
-        """Return the predictions for an array [row, ...], or for named arrays of several inputs."""
+        """Return the predictions for an array [row, ...], or for named arrays of several inputs.
+
+        Raises:
+            MlflowException: a number is not finite.
+        """
         inputs = {name: self._tensor(model_input[name], name) for name in self.parts if name}
         with torch.no_grad():
             answers = self.program(inputs or self._tensor(model_input, ""))
@@ -37,7 +42,12 @@ class Served(PythonModel):
         return pd.DataFrame({f"{n}{end}": v[:, k] for k, end in enumerate(ends) for n, v in named.items()})
 
     def _tensor(self, values: Any, name: str) -> Tensor:
-        return torch.from_numpy(np.array(values)).to(getattr(torch, self.parts[name]))
+        tensor = torch.from_numpy(np.array(values)).to(getattr(torch, self.parts[name]))
+        if not tensor.isfinite().all():
+            raise MlflowException.invalid_parameter_value(
+                f"{name or 'inputs'}: must be finite, but contains NaN or inf"
+            )
+        return tensor
 
 
 set_model(Served())
