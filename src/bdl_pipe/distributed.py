@@ -7,7 +7,7 @@ norm is the exception, as in torch's DistributedDataParallel: each rank normalis
 """
 
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -79,7 +79,10 @@ def broadcast_buffers(module: nn.Module) -> None:
     """Copy the buffers of rank 0 (batch norm's running statistics) to every rank."""
     if world()[1] == 1:
         return
-    for bucket in _buckets(module.buffers()):
+    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for buffer in module.buffers():
+        buckets.setdefault((buffer.dtype, buffer.device), []).append(buffer)
+    for bucket in buckets.values():
         flat = torch.cat([buffer.reshape(-1) for buffer in bucket])
         dist.broadcast(flat, src=0)
         for tensor, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
@@ -97,10 +100,3 @@ def broadcast_from_rank0(load: Callable[[], State | None]) -> State | None:
     if rank > 0 and blob[0] is not None:
         state = from_bytes(blob[0], "the first rank's checkpoint")
     return state
-
-
-def _buckets(tensors: Iterable[Tensor]) -> list[list[Tensor]]:
-    buckets: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
-    for tensor in tensors:
-        buckets.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    return list(buckets.values())

@@ -141,13 +141,10 @@ def grouped(stage: StageSpec, config: object, seeds: Sequence[SeedFit], data: It
     """
     alike = all("student" not in seed.inputs for seed in seeds) and all(len(rows.input_shape) == 1 for rows in data)
     size = GROUP_SIZE if stage.fit_many is not None and alike else 1
-    apart = [list(some) for _, some in groupby(seeds, _split)] if needs_rows(config) else [seeds]  # each split's edges
+    by_split = groupby(seeds, lambda seed: seed.name.partition("-")[0])
+    apart = [list(some) for _, some in by_split] if needs_rows(config) else [seeds]  # each split has its own edges
     parts = [tuple(some[start : start + size]) for some in apart for start in range(0, len(some), size)]
     return [Fits(stage.fit_many if len(part) > 1 else stage.fit_one, config, part) for part in parts]  # type: ignore[arg-type]
-
-
-def _split(seed: SeedFit) -> str:
-    return seed.name.partition("-")[0]
 
 
 def needs_rows(config: object) -> bool:

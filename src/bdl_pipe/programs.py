@@ -175,7 +175,9 @@ def write_onnx(program: Program, path: Path) -> float:
         model.save(str(path))
         session = onnxruntime.InferenceSession(str(path))
     except Exception as error:  # torch.onnx's and onnxruntime's exceptions are private
-        raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {_lacking(error)}") from None
+        lines = [line.strip() for line in str(error).splitlines()]
+        why = next((line for line in lines if "No ONNX function" in line), brief(error))  # it names the operation
+        raise UserError(f"{path.name}: ONNX cannot hold it: {type(error).__name__}: {why}") from None
 
     def run(inputs: Inputs) -> Any:
         named = {"rows": inputs} if isinstance(inputs, Tensor) else inputs
@@ -241,12 +243,6 @@ def _value(module: nn.Module, node: torch.fx.Node) -> Any:
     assert callable(node.target)
     arguments, options = torch.fx.map_arg((node.args, node.kwargs), lambda below: _value(module, below))
     return node.target(*arguments, **options)
-
-
-def _lacking(error: Exception) -> str:
-    """Return the line of torch.onnx's report that names the missing operation."""
-    text = [line.strip() for line in str(error).splitlines()]
-    return next((line for line in text if "No ONNX function" in line), brief(error))
 
 
 @contextmanager

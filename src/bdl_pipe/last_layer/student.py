@@ -75,14 +75,10 @@ class StudentRegression(NoiseMatrix):
         outputs = targets.shape[-1]
         error = targets.to(features.dtype) - features @ self.mean.mT
         squared = (error @ self._noise_root()).square().sum(-1) + outputs * form.quadratic(features)[:, 0]
-        constant = self._mean_log_det() - outputs * math.log(2 * math.pi)
+        log_det = self._digammas() + outputs * (2 / self.degrees).log() + 2 * self.noise_log_root.sum()  # E log det Σ⁻¹
+        constant = log_det - outputs * math.log(2 * math.pi)
         constant = constant if weights is None else weights.mean() * constant
         return 0.5 * (constant - mean_of(squared, weights))
-
-    def _mean_log_det(self) -> Float[Tensor, ""]:
-        """Return E log det Σ⁻¹."""
-        outputs = len(self.mean)
-        return self._digammas() + outputs * (2 / self.degrees).log() + 2 * self.noise_log_root.sum()
 
     def _digammas(self) -> Float[Tensor, ""]:
         """Return ψ_o(κ/2)."""

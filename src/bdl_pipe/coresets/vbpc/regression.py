@@ -123,14 +123,12 @@ class RegressionLoss(PoolSurrogate):
         super().__init__(data, config, memory, rng)
         self._regression, self._rows = config, len(data.train)
         self._train = data.rows("train", data.device)  # a table's rows are transformed once, not in each step
-        rho, gamma = self._mean_square() / config.prior_variance, self._rows / config.noise_variance
+        with torch.no_grad():
+            features = phi(self._pool.draw(0)[1], self._train.slice(0, _ROWS)[0])
+        rho = float(features.square().sum(1).mean()) / config.prior_variance
+        gamma = self._rows / config.noise_variance
         logs = [math.log(value) for value in (rho, gamma, config.noise_variance)]
         self._log_scales = torch.tensor(logs, device=data.device, requires_grad=True)
-
-    @torch.no_grad()
-    def _mean_square(self) -> float:
-        inputs, _ = self._train.slice(0, _ROWS)
-        return float(phi(self._pool.draw(0)[1], inputs).square().sum(1).mean())
 
     def parameters(self) -> list[Tensor]:
         return [self._log_scales]
