@@ -16,7 +16,7 @@ from bdl_pipe.data.config import DatasetConfig
 from bdl_pipe.data.inspect.images import inspect_images, is_images
 from bdl_pipe.data.inspect.profile import Profile
 from bdl_pipe.data.inspect.table import inspect_table
-from bdl_pipe.data.raw import Raw, Task
+from bdl_pipe.data.raw import Task
 from bdl_pipe.data.size import Size
 from bdl_pipe.data.sources.table import SplitBy
 from bdl_pipe.data.split_rows import TRAIN_SHARE
@@ -86,7 +86,10 @@ def add(request: Request, dry_run: bool) -> str:
     profile = _inspect(request)
     size = profile.size().recalibrated() if request.calibration is None else profile.size(request.calibration)
     address = Seed(params.seed).fold("prepare", name)
-    splits = request.splits or _splits(profile.raw, size, address)
+    units = None if profile.raw.ordered else profile.raw.train.units
+    # the size's number of splits, or fewer if the groups of rows cannot make as many different ones
+    most = size.splits if units is None else most_splits(units, size.splits, 1 - TRAIN_SHARE, rng=address)
+    splits = request.splits or most
     chosen, slow = _chosen(request.methods, size, params.method_names), list[Method]()
     if not request.methods:
         chosen, slow = offers.worthwhile(chosen, size, 60 * request.minutes, splits)
@@ -137,12 +140,6 @@ def _split_by(text: str | None) -> SplitBy | None:
     if kind not in ("date", "group") or not column:
         raise UserError(f"--split-by: must be date:COLUMN or group:COLUMN, got {short(text)}")
     return SplitBy(**{kind: column})
-
-
-def _splits(raw: Raw, size: Size, rng: Seed) -> int:
-    """Return the number of splits of the size, or fewer if the groups of rows cannot make as many different ones."""
-    of = None if raw.ordered else raw.train.units
-    return size.splits if of is None else most_splits(of, size.splits, 1 - TRAIN_SHARE, rng=rng)
 
 
 def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[Method]:

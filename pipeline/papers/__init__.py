@@ -244,7 +244,9 @@ def every(missing: bool) -> int:
     """Write all pages with available scores or CSV files, or print the missing cells; return 0."""
     if missing:
         params_files = survey.sources(Path("params.yaml"), Path("params"), read_params)
-        print(*survey.report(survey.survey(RESULTS, params_files), _took()), sep="\n")
+        fitted = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
+        seconds = {run: sum(records.read("student", run)["total_seconds"].values()) for run in fitted}
+        print(*survey.report(survey.survey(RESULTS, params_files), seconds), sep="\n")
         return 0
     done = places.identity("evaluate", "any").parent.glob("*.json")  # written last, by finished stages
     runs = [_scored(path.stem) for path in sorted(done)]
@@ -275,12 +277,6 @@ def _page_facts(comparison: Comparison) -> dict[str, object]:
         "seed": ", ".join(sorted({str(params["seed"]) for params in of.values()})),
         **_made(keys, *_datasets(comparison)),
     }
-
-
-def _took() -> dict[str, float]:
-    """Read the seconds of the fits of every run with a record, including upstream fits."""
-    fitted = [path.name.removesuffix(".run.json") for path in places.artifact("student", "").glob("*.run.json")]
-    return {key: sum(records.read("student", key)["total_seconds"].values()) for key in fitted}
 
 
 def _datasets(comparison: Comparison) -> tuple[str, ...]:
