@@ -53,7 +53,15 @@ def parametrize(cases: list[Case], soak: Collection[Case] = ()) -> pytest.MarkDe
 
 
 all_cases = parametrize(CASES)
-students = parametrize([case for case in CASES if case.kind == "student"])
+STUDENT = [case for case in CASES if case.kind == "student"]
+students = parametrize(STUDENT)
+# Seeds, checkpoints, threads, students and programs of both tasks go through the same code: the first task of each
+# stage in make test, both in make soak.
+SECOND = [
+    case
+    for number, case in enumerate(CASES)
+    if any(case == dataclasses.replace(other, task=case.task) for other in CASES[:number])
+]
 
 
 def data_of(task: str):
@@ -114,12 +122,7 @@ def draws(predictive: Predictive) -> list[torch.Tensor]:
     return [predictive.draw_mean, predictive.draw_variance]
 
 
-# The seeds of both tasks go through the same code: one task of each stage in make test, both in make soak.
-RANDOM = [case for case in CASES if case.stage.random]
-BOTH = [case for n, case in enumerate(RANDOM) if (case.method, case.kind) in {(c.method, c.kind) for c in RANDOM[:n]}]
-
-
-@parametrize(RANDOM, soak=BOTH)
+@parametrize([case for case in CASES if case.stage.random], soak=SECOND)
 def test_different_seeds_give_different_bits(case: Case) -> None:
     one, other = made(case), made(case, 1)
     assert one.tensors.keys() == other.tensors.keys()
@@ -142,7 +145,7 @@ def test_a_fit_and_a_prediction_change_nothing_in_the_process(case: Case) -> Non
         assert changed_since(before) == []
 
 
-@all_cases
+@parametrize(CASES, soak=SECOND)
 def test_equal_seeds_give_equal_bits_however_often_a_fit_is_killed(case: Case) -> None:
     """A fit that offers checkpoints is killed at the first one, at a randomly drawn one and at the last one."""
     asked, rng = undisturbed(case, 0)[1].asked, Seed(ROOT).fold("member", 0)
@@ -254,7 +257,7 @@ def test_the_prediction_for_a_row_does_not_depend_on_its_neighbours(case: Case) 
         torch.testing.assert_close(torch.cat(single, 1), together[:, :3], atol=1e-4, rtol=1e-4)
 
 
-@students
+@parametrize(STUDENT, soak=SECOND)
 def test_answers_to_eight_threads_equal_the_answers_alone(case: Case) -> None:
     """Threads change places every 10 µs. With one network for all calls 34 cases were seen to differ."""
     posterior, (inputs, targets) = posterior_of(made(case)), data_of(case.task).tensors("validation")
@@ -294,7 +297,7 @@ def test_the_noise_has_one_variance_or_a_variance_for_each_input(case: Case) -> 
     assert noise == ("each input" if of_each else "one")
 
 
-@students
+@parametrize(STUDENT, soak=SECOND)
 def test_every_posterior_can_be_distilled(case: Case) -> None:
     """Into the plain student and, if its draws are functions, into a student with heads."""
     data, inputs = data_of(case.task), {"student": [made(case)]}
@@ -401,15 +404,14 @@ def draws_logits(case: Case) -> bool:
     return case.section.get("layer", {}).get("predictive") == "sampled"
 
 
+SWAGS = ("ensemble", "swa", "multi_swag")  # their posterior is that of swag
 programs = [
-    case
-    for case in CASES
-    if METHODS[case.method].program and case.kind == "student" and not (case.variant in STUDENTS or draws_logits(case))
+    case for case in STUDENT if METHODS[case.method].program and not (case.variant in STUDENTS or draws_logits(case))
 ]
 
 
 @pytest.mark.slow
-@parametrize(programs, soak=[c for c in programs if c.method in ("ensemble", "swa", "multi_swag")])  # swag's posterior
+@parametrize(programs, soak=[c for c in programs if c in SECOND or c.method in SWAGS])
 def test_a_posterior_that_predicts_in_one_pass_exports_to_an_equal_program(case: Case) -> None:
     data = data_of(case.task)
     fitted, rows = Predictor(posterior_of(made(case)), data.transform, data.classes), data.train.inputs[:40]
