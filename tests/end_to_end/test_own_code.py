@@ -14,7 +14,7 @@ from tests.end_to_end.conftest import FORKED, Project, make
 from tests.pipeline import test_own_network as own_network
 from tests.pipeline import test_plugin_stages as plugin_stages
 
-pytestmark = [pytest.mark.slow, FORKED]
+pytestmark = [pytest.mark.soak, FORKED]
 READ = """
 from pathlib import Path
 import numpy as np

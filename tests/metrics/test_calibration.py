@@ -167,7 +167,7 @@ def test_the_expected_error_and_the_p_value_match_an_enumeration() -> None:
     assert abs(result.p_value - exact) < 5 * np.sqrt(exact * (1 - exact) / 4000) + 1 / 4000
 
 
-@pytest.mark.parametrize("name", ["adaptive", "class_wise", pytest.param("smooth", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["adaptive", "class_wise", "smooth"])
 def test_false_alarms_are_as_rare_as_stated_and_overconfidence_is_found(name: str) -> None:
     """At 10 %, 120 data sets of 60 rows with right probabilities, and 30 with probabilities that are too sharp."""
     alarms = detected = 0
