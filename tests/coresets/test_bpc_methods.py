@@ -63,9 +63,9 @@ def distilled(name: str, trajectories: list[State], report: Report | None = None
     return fit(tiny_data(), inputs, read(name, **changes), rng=Seed(5), report=report or Silent())
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_a_stopped_run_resumes_to_the_same_bits(name: str, trajectories: list[State]) -> None:
-    """With SGD and no average; the conformance test has Adam and an average. Reports show gradient and rms."""
+def test_a_stopped_run_resumes_to_the_same_bits(trajectories: list[State]) -> None:
+    """With SGD and no average; the conformance test has all methods, Adam and an average. Reports show gradients."""
+    name = "bpc_rkl"
     outer, report = OUTER | {"optimiser": {"name": "sgd", "lr": 0.02, "momentum": 0.5}}, Watched()
     whole = distilled(name, trajectories, report, outer=outer)
     assert {"surrogate", "gradient", "rms"} <= report.seen[-1].keys() and len(report.seen) == 6
