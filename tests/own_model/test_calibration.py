@@ -104,6 +104,24 @@ def test_held_out_rows_that_a_trained_model_has_seen_are_a_warning(model: nn.Mod
         bayesianise(nn.Sequential(nn.Linear(2, 4), nn.Linear(4, 1)), "vbll", [(X[TRAIN], Y[TRAIN])], epochs=1)
 
 
+@pytest.mark.parametrize(("times", "doubted"), [(2, False), (1, True)])
+def test_logarithms_of_standard_deviations_in_place_of_variances_give_a_warning(times: int, doubted: bool) -> None:
+    """Intervals of 90 % then hold about a third of the rows that the model was trained on."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    with torch.no_grad():
+        model[0].weight.copy_(torch.eye(2))
+        model[0].bias.zero_()
+        model[1].weight.copy_(torch.tensor([[30.0, 0.0], [0.0, 0.0]]))
+        model[1].bias.copy_(torch.tensor([0.0, times * torch.tensor(20.0).log()]))
+    y = 30 * X[:, :1] + 20 * torch.randn(1_000, 1, generator=torch.Generator().manual_seed(1))
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        posterior = bayesianise(model, "deterministic", [(X, y)], held_out=0)
+    said = "errors on the training rows are 4.6 times what its log-variances say"  # √20, and the noise of 1,000 rows
+    assert [said in str(one.message) for one in warned] == [True] * doubted, [str(one.message) for one in warned]
+    assert [said in note for note in posterior.notes[:-1]] == [True] * doubted
+
+
 def test_rows_of_another_form_are_refused_before_the_fit(model: nn.Module) -> None:
     two = torch.cat([Y, Y], 1)
     for rows in ([(X[HELD, :1], Y[HELD])], [(X[HELD], two[HELD])], []):

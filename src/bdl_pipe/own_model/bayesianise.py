@@ -146,6 +146,8 @@ def bayesianise(
         fit = _Fit(chosen, registered, data, setting, dict(config or {}), dict(trajectory or {}), rng, progress)
         state, used = fit.fitted(teacher, chains)
         inner = posterior_of(state, data.device)
+    if fit.doubt:
+        warnings.warn(fit.doubt, stacklevel=3)
     seen = []
     if rows.task == "regression" and calibration_loader is None:
         seen = [SEEN] if held is None else [HELD.format(len(held), len(held) + len(rows))]
@@ -179,6 +181,7 @@ class _Fit:
 
     Attributes:
         notes: notes of the stages on their fits.
+        doubt: the note on a model that predicts the training rows badly, if it does and is not trained further.
     """
 
     _method: Method
@@ -190,6 +193,7 @@ class _Fit:
     _rng: Seed
     _report: Report
     notes: list[str] = field(default_factory=list)
+    doubt: str = ""
 
     def fitted(self, teacher: ModulePosterior | None, chains: int) -> tuple[State, object]:
         """Return the posterior's state and the config of the fit."""
@@ -198,7 +202,8 @@ class _Fit:
         first = start.trajectory(self._model, self._data)
         if "doubt" in first.config and self._setting.epochs is None:
             cure = "Is it trained, and are the inputs scaled as in training? To train it here, pass epochs=…"
-            self.notes.append(f"{first.config['doubt']} {cure}")
+            self.doubt = f"{first.config['doubt']} {cure}"
+            self.notes.append(self.doubt)
         linearised = self._config.get("predictive", "linearised") == "linearised"
         if self._method.name == "kfac_laplace" and self._config.get("layers") == "all" and linearised:
             start.require_linearisable(first, self._data)

@@ -33,6 +33,7 @@ FloatName = Literal["float64", "float32"]
 FLOATS: Final[Mapping[FloatName, torch.dtype]] = {"float64": torch.float64, "float32": torch.float32}
 HEAD: Final = ("head.weight", "head.bias")
 _ELEMENTS: Final = 2**20  # the most weights drawn at once: 8 MiB in float64
+_FAR: Final = 3.0  # the ratio of errors to stated standard deviations that is doubted
 _ROWS: Final = 1000  # rows in one forward pass
 
 BATCH_NORM: Final[Section] = {"batch_norm_rows": 2048, "batch_norm_batch": 64}
@@ -192,25 +193,31 @@ def begun(network: Network, spec: NetworkSpec, weights: Weights, data: FitData, 
         weights = weights | _head(network, weights, data, targets, origin)
     network.load_state_dict(weights)
     network.to(data.device).eval()
-    scores, misses = list[Tensor](), list[Tensor]()
+    scores, misses, ratios = list[Tensor](), list[Tensor](), list[Tensor]()
     for inputs, wanted in StreamedRows(data.train, data.transform, data.device).batches(_ROWS):
         predictive = spec.predictive(network(inputs)[None])
         scores.append(predictive.log_prob(wanted).sum())
         wrong = predictive.mean.argmax(1) != wanted if classes else (predictive.mean - wanted).square()
         misses.append(wrong.float().sum(0))
+        ratios.append((wrong / (1 if classes else predictive.variance)).double().sum(0))
     loss = -float(torch.stack(scores).double().sum()) / len(data.train)
     require(math.isfinite(loss), "weights", "must give finite predictions on the training rows", origin)
     stored = {name: value.detach().cpu()[None].contiguous() for name, value in network.state_dict().items()}
-    doubt = _doubt(torch.stack(misses).cpu().double().sum(0) / len(data.train), data)
+    misses_of, ratios_of = (torch.stack(sums).cpu().double().sum(0) / len(data.train) for sums in (misses, ratios))
+    doubt = _doubt(misses_of, ratios_of, data)
     about = {"spec": to_mapping(spec), "epochs": 0, "loss": loss}
     return State(stored, about | ({"doubt": doubt} if doubt else {}))
 
 
-def _doubt(misses: Tensor, data: FitData) -> str:
+def _doubt(misses: Tensor, ratios: Tensor, data: FitData) -> str:
     """Return a line if the weights predict the training rows worse than a constant does, else an empty text.
+
+    The line may also say that the errors are far from what the log-variances say. Where the likelihood of the training
+    rows is at its maximum, the mean of the squared errors over the variances is 1.
 
     Args:
         misses: the share of the rows with another class; or, of each target [output], the mean squared error.
+        ratios: for regression, the mean of the squared error over the variance [output].
     """
     targets = data.train.targets
     if data.task == "classification":
@@ -221,7 +228,11 @@ def _doubt(misses: Tensor, data: FitData) -> str:
         return f"this model's predictions are {shares}; are the classes in the same order?"
     variance = data.transform.targets(targets, "cpu").double().var(0, correction=0)
     if bool((misses <= variance).all()):
-        return ""
+        root = float(ratios[ratios.log().abs().argmax()].sqrt())
+        if 1 / _FAR <= root <= _FAR:
+            return ""
+        said = f"this model's errors on the training rows are {root:.3g} times what its log-variances say"
+        return f"{said}; are they logarithms of variances, not of standard deviations?"
     times = float((misses / variance).sqrt().max())
     worse = f"this model's predictions are {times:.3g} times worse than predicting the mean"
     return f"{worse}; are the targets in the same units?"
