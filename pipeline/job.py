@@ -109,7 +109,7 @@ def main(arguments: Sequence[str]) -> int:
 def _connect(settings: Settings) -> "JobSubmissionClient":
     """Return a client of the dashboard."""
     if not settings.jobs:
-        raise UserError("RAY_ADDRESS must be http://host:8265 (of a cluster's dashboard), which takes jobs")
+        raise UserError("RAY_ADDRESS must be http://host:8265, the address of a cluster's dashboard, to submit a job")
     if not settings.remote:
         raise UserError("BDL_REMOTE must be on: a job returns its results through DVC's default remote")
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")

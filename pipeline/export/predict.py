@@ -51,7 +51,7 @@ def predict(
     predictions = summary.predictions(fitted, inputs, names, rng=rng, level=level, device=device)
     files = [str(file.relative_to(source)) for file in image_inputs(source)] if source.is_dir() else []
     if files and (others := left_out(source)):
-        what = "files are not predicted, as no images of a known kind or too deep"
+        what = "files are skipped: they are not images of a known kind, or lie in a folder too deep"
         print(f"note: {len(others)} {what}; the first is {others[0].relative_to(source)}")
     first = {"file": files} if files else {"row": np.arange(len(inputs))}
     _write(output, {**first, **predictions})

@@ -261,13 +261,13 @@ def begin(folder: Folder, identity: str, resume: bool) -> str | None:
     if not resume:
         if folder.is_unfinished():
             raise UserError(
-                f"{folder.address}: holds an unfinished search; continue with --resume or remove this folder"
+                f"{folder.address}: has an unfinished search; continue it with --resume, or remove this folder"
             )
         folder.clear()
         return None
     record = folder.read()
     if not folder.is_unfinished():
-        raise UserError(f"{folder.address}: holds no unfinished search; leave out --resume")
+        raise UserError(f"{folder.address}: has no unfinished search; leave out --resume")
     if record["identity"] != identity:
         changed = "params, data, grid, code, --samples or another option differ from the stopped search's"
         raise UserError(f"{folder.address}: {changed}; change them back, or remove the folder and start again")

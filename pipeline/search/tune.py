@@ -120,7 +120,7 @@ def tune(
         if resume and not stopped and not finished:
             raise UserError("--resume: there is no stopped search of all methods; leave it out")
         if stopped and not resume:
-            raise UserError(f"{next(iter(stopped.values()))}: holds an unfinished search; continue with --resume")
+            raise UserError(f"{next(iter(stopped.values()))}: has an unfinished search; continue it with --resume")
         for folder in () if resume else folders.values():
             folder.clear()  # without --resume, finished searches are repeated
         methods = [name for name in methods if not (resume and name in finished)]

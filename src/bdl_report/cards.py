@@ -46,9 +46,9 @@ def cards(candidates: Sequence[Candidate], warnings: Sequence[str], absent: int)
         "It has the best NLL itself." if cheap is nll.best else "Tied with the best by NLL.",
     ]
     if unknown := [one for one in nll.ordered[1:] if one.key not in nll.gaps]:
-        ties.append(f"Whether {len(unknown)} others tie is not established (fewer than {SEEDS} seeds).")
-    limits = [f"The best of {len(nll.ordered)} runs by its own test score: the score is optimistic."]
-    limits += ["One split: other training rows could give another order."] if nll.best.scores.splits == 1 else []
+        ties.append(f"For {len(unknown)} others a tie is not established (fewer than {SEEDS} seeds).")
+    limits = [f"The winner was picked by its test score among {len(nll.ordered)} runs, so that score is optimistic."]
+    limits += ["With a single split, another split could give another ranking."] if nll.best.scores.splits == 1 else []
     limits += [f"{absent} runs have no result."] if absent else []
     count = f"{len(warnings)} warning{'s' if len(warnings) != 1 else ''}" if warnings else "no warning from a fit"
     cheapest = cheap.name if not nll.best.few_seeds else "not established"

@@ -127,9 +127,9 @@ def sentences(played: Played) -> list[str]:
     worse = [name for name in rivals if verdict(played.difference(name, best, len(rivals)), metric) == "worse"]
     near = [name for name in rivals if name not in worse]
     if len(near) <= len(worse):
-        others = f"statistically tied with it: {', '.join(near)}" if near else "all others are worse"
+        others = f"statistically tied with it: {', '.join(near)}" if near else "all others are significantly worse"
     else:
-        others = f"shown to be worse: {', '.join(worse)}" if worse else "no other is shown to be worse"
+        others = f"significantly worse: {', '.join(worse)}" if worse else "no other is significantly worse"
     texts = [f"Best: {best} with {label} {mean}; {others}."]
     chance, groups = _to_chance(played, ranked), dict[str, list[str]]()
     for name, gap in chance.items():

@@ -126,7 +126,9 @@ def test_broken_images_are_refused_unless_they_are_skipped(tmp_path: Path) -> No
     with pytest.raises(DataError, match=r"b/x\.png: is not .*, and 1 more of 62 files cannot be read; .*-broken"):
         inspect_images(tmp_path)
     profile = inspect_images(tmp_path, skip_broken=True)
-    assert profile.remarks == [f"2 files are not readable images and are left out; the first is {tmp_path}/b/x.png"]
+    assert profile.remarks == [
+        f"2 files are left out, since they are not readable images; the first is {tmp_path}/b/x.png"
+    ]
     assert len(profile.source.read().train) == 60
 
 

@@ -51,7 +51,7 @@ def test_transparent_pixels_are_read_as_white_with_a_remark(write: list[Any], tm
     call(globals(), write, folder(tmp_path) / "a/z.png")
     for image in read_images([tmp_path / "a/z.png"])[0]:
         np.testing.assert_array_equal(image, STROKE)
-    line = "1 images have transparent pixels, which are laid on white; the first is a/z.png"
+    line = "1 images have transparent pixels, which are put on a white background; the first is a/z.png"
     assert inspect_images(tmp_path).remarks == [line]
     np.testing.assert_array_equal(new_inputs(tmp_path / "a/z.png", SCHEMA)[0, 0], STROKE)
 
@@ -92,7 +92,7 @@ def rename(root: Path, names: dict[str, str]) -> None:
 
 
 STARTS = {
-    "frames": "1 images have several frames, and only one is read; the first is ",
+    "frames": "1 images have several frames, of which only one is read; the first is ",
     "left out": "left out, because only images of a known kind directly in a class's folder are read: ",
     "classes": "'A' and 'a' are two classes",
 }

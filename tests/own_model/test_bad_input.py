@@ -266,7 +266,7 @@ def test_a_compiled_module_has_the_predictions_of_the_module() -> None:
 
 def test_a_note_states_that_a_last_layer_without_gradient_is_fitted() -> None:
     model = net().requires_grad_(False)
-    note = "2 is fitted although its weights need no gradient: every posterior is over the last layer"
+    note = "2 is fitted although its weights need no gradient, since every posterior is over the last layer"
     assert note in bayesianise(model, "kfac_laplace", [(X, Y)]).notes
 
 

@@ -229,7 +229,7 @@ def test_a_convolution_with_groups_keeps_its_weights_and_says_so() -> None:
     assert any("module.0.weight" in note or "0.weight" in note for note in posterior.notes)
 
 
-NOTE = "the posterior is over a copy of lm_head.weight; shared.weight, which is the same weight, stays as it is"
+NOTE = "the posterior is over a copy of lm_head.weight; shared.weight, which is the same weight, is not changed"
 
 
 class Unread:

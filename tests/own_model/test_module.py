@@ -131,7 +131,7 @@ def test_frozen_weights_are_unchanged_and_a_note_names_them() -> None:
     stored = posterior.inner.state().tensors
     assert not any(name.startswith("trunk.module.0.") for name in stored)  # the model keeps frozen weights
     assert (stored["trunk.module.2.weight"] != model[2].weight).any()
-    assert posterior.notes == ("the weights 0.weight, 0.bias stay as they are: they need no gradient",)
+    assert posterior.notes == ("the weights 0.weight, 0.bias are not changed, since they need no gradient",)
     chains = bayesianise(model, "sgmcmc", table(), epochs=1, chains=1)
     assert not any(name.startswith("trunk.module.0.") for name in chains.inner.state().tensors)
     assert torch.isfinite(chains.predict(torch.zeros(2, 4)).mean).all()
@@ -164,7 +164,7 @@ class Looking(nn.Module):
 def test_a_layer_whose_weight_the_model_reads_stays_a_point() -> None:
     posterior = bayesianise(Looking(), "ffg_w", table(), epochs=1)
     assert posterior.about.config["layers"] == {"trunk.module.one": None}
-    assert posterior.notes == ("ffg_w cannot convert one: these weights stay points",)
+    assert posterior.notes == ("ffg_w cannot convert one: these weights keep point estimates",)
     assert bayesianise(Looking(), "ffg_u", table(), epochs=1).notes == ()
 
 

@@ -227,7 +227,7 @@ def test_a_plugins_method_is_offered_only_if_params_has_its_section(
 def test_add_describes_the_images_and_writes_their_runs(add: Add) -> None:
     (PHOTOS / "rows/bad.png").write_bytes(b"no image")
     out = add("photos", "--skip-broken")
-    for line in """note: 1 files are not readable images and are left out; the first is data/photos/rows/bad.png
+    for line in """note: 1 files are left out, since they are not readable images; the first is data/photos/rows/bad.png
         data/photos: 80 grey images of 12×12 pixels
         2 classes: columns 40, rows 40
         photos: 21 methods, 5 splits; a network sees 1×12×12 pixels""".splitlines():

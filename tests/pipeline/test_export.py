@@ -166,7 +166,7 @@ def test_a_refused_export_is_named_and_writes_nothing(
     exported(empty)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "params.yaml").write_text(yaml.safe_dump(params()))
-    assert "is not made yet; make repro" in refused(KEY, "new")
+    assert "does not exist yet; make repro" in refused(KEY, "new")
 
 
 def test_a_coreset_of_data_with_another_transform_is_refused(

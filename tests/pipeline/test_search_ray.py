@@ -132,7 +132,7 @@ def test_a_search_stopped_by_sigterm_resumes_and_gets_the_same_scores(toy, trial
     error, code = stop(process, signal.SIGTERM)
     assert "tune: stopped; continue with --resume" in error and code == 130
     (toy / "hold").unlink()
-    with pytest.raises(UserError, match="holds an unfinished search; continue with --resume"):
+    with pytest.raises(UserError, match="has an unfinished search; continue it with --resume"):
         search()
     with pytest.raises(UserError, match="params, data, grid, code, --samples or another option differ"):
         search(samples=4, resume=True)
@@ -141,7 +141,7 @@ def test_a_search_stopped_by_sigterm_resumes_and_gets_the_same_scores(toy, trial
     search(resume=True)
     after = starts(toy)[len(before) :]
     assert after[0] == (tune_cases.IN_FORCE, tune_cases.STEPS // 2, 0), "from the checkpoint"
-    with pytest.raises(UserError, match="holds no unfinished search"):
+    with pytest.raises(UserError, match="has no unfinished search"):
         search(resume=True)
     search()
     assert_equal(*trials)

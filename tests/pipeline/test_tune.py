@@ -278,7 +278,7 @@ class TestAll:
         Path("stop").touch()
         go(code=130)
         before = {method for method, *_ in searched} - {"vbll"}
-        assert "vbll-boston: holds an unfinished search; continue with --resume" in go(code=2)
+        assert "vbll-boston: has an unfinished search; continue it with --resume" in go(code=2)
         Path("stop").unlink()
         searched.clear()
         go("--resume")

@@ -71,7 +71,7 @@ def test_sentences_compare_agents_with_the_best_with_chance_and_with_marginal_dr
     """The oracle knows the means, so it is not compared; ``slow`` has another pace, so it is no pair to ``joint``."""
     best, chance, joint = explore.sentences(played())
     mean = played().ends["regret"]["joint"].mean()
-    assert best == f"Best: joint with regret {mean:.3g}; all others are worse."
+    assert best == f"Best: joint with regret {mean:.3g}; all others are significantly worse."
     assert chance == "Against uniform choices: better joint, single; statistically tied slow."
     gap = played().difference("joint", "single")
     assert gap is not None
@@ -160,7 +160,7 @@ def test_the_report_has_a_page_of_the_played_decisions(tmp_path: Path) -> None:
     bdl_report.build([], tmp_path / "report", provenance={}, dpi=110, decisions=places)
     page = (tmp_path / "report/pages/explore.html").read_text()
     assert '<section id="d">' in page and "later" not in page
-    assert "all others are worse" in page and 'aria-label="d: regret at the end' in page
+    assert "all others are significantly worse" in page and 'aria-label="d: regret at the end' in page
     assert 'href="pages/explore.html"' in (tmp_path / "report" / "index.html").read_text()
     bdl_report.build([], tmp_path / "none", provenance={}, dpi=110)
     assert sorted(path.name for path in (tmp_path / "none/pages").iterdir()) == ["manifest.json", "vega.js"]

@@ -40,7 +40,7 @@ def export(key: str, target: Path, split: int = 0, seed: int = 0) -> None:
     run = coreset_of(params, key)
     place = places.artifact("coreset", run.key)
     if not (place / artifacts.MANIFEST).is_file():
-        raise UserError(f"{run.key}: is not made yet; make repro")
+        raise UserError(f"{run.key}: does not exist yet; make repro")
     artifact, name = artifacts.load(place, "coreset"), f"{split}-{seed}"
     if name not in artifact.names():
         raise UserError(f"{run.key}: has no split {split} with seed {seed}{nearest(name, artifact.names())}")
@@ -69,7 +69,7 @@ def coreset_of(params: Params, key: str) -> Run:
         source = params.run("student", key).sources.get("coreset")
         if source is None:
             near = nearest(key, [run.key for run in params.of("coreset")])
-            raise UserError(f"{key}: is not made from a coreset{near}")
+            raise UserError(f"{key}: does not start from a coreset{near}")
         key = source
     return params.run("coreset", key)
 

@@ -230,7 +230,7 @@ class _Fit:
         names = start.points(self._model.trunk, kind, probe)
         if names:
             shown = _few([name or "the model itself" for name in names])
-            self.notes.append(f"{kind} cannot convert {shown}: these weights stay points")
+            self.notes.append(f"{kind} cannot convert {shown}: these weights keep point estimates")
         return {start.pattern(name): None for name in names}
 
     def _further(self, first: State) -> State:
@@ -277,15 +277,15 @@ def _notes(model: nn.Module, registered: Registered, last_alone: bool) -> list[s
     trunk, buffers, notes = registered.trunk, dict(registered.trunk.module.named_buffers()), list[str]()
     frozen = [] if last_alone else [name for name, _ in model.named_parameters() if name in buffers]
     if frozen and not adapted(trunk):
-        notes.append(f"the weights {_few(frozen)} stay as they are: they need no gradient")
+        notes.append(f"the weights {_few(frozen)} are not changed, since they need no gradient")
     needs = any(weight.requires_grad for weight in model.get_submodule(trunk.head).parameters())
     if registered.config.head_trained and not needs:
-        rule = "is fitted although its weights need no gradient: every posterior is over the last layer"
+        rule = "is fitted although its weights need no gradient, since every posterior is over the last layer"
         notes.append(f"{trunk.head} {rule}")
     weight = f"{trunk.head}.weight"
     shared = [one if two == weight else two for one, two in tied(model) if weight in (one, two)]
     if shared and registered.config.head_trained:
-        notes.append(f"the posterior is over a copy of {weight}; {shared[0]}, which is the same weight, stays as it is")
+        notes.append(f"the posterior is over a copy of {weight}; {shared[0]}, which is the same weight, is not changed")
     return notes
 
 

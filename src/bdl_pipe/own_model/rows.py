@@ -165,13 +165,13 @@ def check_labels(rows: LoadedRows, task: Task | None, outputs: int) -> None:
     cure = "for regression pass task='regression', for classes "
     one_hot = targets.shape[1] == outputs > 1 and bool(((targets == 0) | (targets == 1)).all())
     if one_hot and bool((targets.sum(1) == 1).all()):
-        raise DataError(f"train_loader: targets must not be a column of 0.0 and 1.0 a class: {cure}pass y.argmax(1)")
+        raise DataError(f"train_loader: targets must not be one-hot (0.0 and 1.0): {cure}pass y.argmax(1)")
     if targets.shape[1] > 1 and bool(((targets == 0) | (targets == 1)).all()):
-        rule = "targets must not be several labels of a row, which no method has"
+        rule = "targets must not have several labels in a row, which no method supports"
         raise DataError(f"train_loader: {rule}: {cure}fit a posterior for each label, to y[:, k].long()")
     shares = targets.shape[1] > 1 and bool((targets >= 0).all()) and bool(np.allclose(targets.sum(1), 1, atol=1e-4))
     if shares:
-        rule = "targets must not be probabilities of classes, which no method fits"
+        rule = "targets must not be class probabilities, which no method supports"
         raise DataError(f"train_loader: {rule}: {cure}pass a label of each row, such as y.argmax(1) or a draw")
     labels = bool(((targets == targets.round()) & (targets >= 0) & (targets < max(outputs, 2))).all())
     if targets.shape[1] == 1 and labels and np.ptp(targets) > 0:

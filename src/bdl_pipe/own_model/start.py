@@ -86,15 +86,15 @@ def check_needs(method: Method, epochs: object, teacher: object) -> None:
     """Raise UserError if a method lacks an argument that it needs."""
     name = method.name
     if name == STUDENT and teacher is None:
-        raise UserError("dark_knowledge needs teacher: give the posterior of an earlier call, which the model imitates")
+        raise UserError("dark_knowledge needs teacher: pass the posterior of an earlier call, for the model to imitate")
     if name != STUDENT and teacher is not None:
         raise UserError(f"teacher is for dark_knowledge only; leave it out for {name}")
     if epochs is not None and (isinstance(epochs, bool) or not isinstance(epochs, int) or epochs < 1):
         raise UserError(f"epochs must be a whole number > 0, got {epochs!r}")
     if epochs is None and method.from_model is not None and method.from_model.needs_epochs:
-        of_sgd = "the number of epochs of SGD that start at the model and make its snapshots"
+        of_sgd = "the number of epochs of SGD, which start from the model and give its snapshots"
         lengths = {
-            CHAINS: "the number of epochs of each chain, which starts at the model",
+            CHAINS: "the number of epochs of each chain, which starts from the model",
             STUDENT: "the length of the student's training, in epochs",
         }
         usual = of_sgd if starts_with_sgd(method) else "the number of epochs of its training"

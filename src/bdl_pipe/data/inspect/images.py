@@ -85,7 +85,9 @@ def _source(path: Path, size: int | None, skip_broken: bool) -> tuple[ImageFolde
         raise
     skipped, remarks = list(errors), list[str]()
     if skipped:
-        remarks.append(f"{len(skipped)} files are not readable images and are left out; the first is {skipped[0]}")
+        remarks.append(
+            f"{len(skipped)} files are left out, since they are not readable images; the first is {skipped[0]}"
+        )
     reasons = {
         "hidden files and folders are left out": [file for root in _roots(path) for file in hidden_images(root)],
         "left out, because only images of a known kind directly in a class's folder are read": beside_images(path),
@@ -110,8 +112,8 @@ def _layers(files: list[Path], root: Path) -> list[str]:
             if image.has_transparency_data and np.asarray(image.convert("RGBA"))[:, :, 3].min() < 255:
                 transparent.append(file)
     kinds = (
-        ("have transparent pixels, which are laid on white", transparent),
-        ("have several frames, and only one is read", films),
+        ("have transparent pixels, which are put on a white background", transparent),
+        ("have several frames, of which only one is read", films),
     )
     return [f"{len(some):,} images {what}; the first is {some[0].relative_to(root)}" for what, some in kinds if some]
 
