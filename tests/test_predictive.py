@@ -80,6 +80,9 @@ def test_targets_without_the_dimension_of_outputs_are_refused(kind: Callable[...
     predictive = kind(torch.zeros(1, 3, 1), torch.ones(1, 3, 1))
     with pytest.raises(DataError, match=r"targets must have the shape \[3, 1\], got \[3\]; pass y\[:, None\]"):
         inspect.unwrap(Draws.log_prob)(predictive, torch.zeros(3))
+    for each in (predictive, Widened(predictive, 2.0)):  # P(y ≤ value) of each value in each row: [3, 3]
+        with pytest.raises(DataError, match=r"targets must have the shape \[3, 1\], got \[3\]; pass y\[:, None\]"):
+            inspect.unwrap(type(each).cdf)(each, torch.zeros(3))
 
 
 def test_rescaling_classes_is_refused(categorical: Categorical) -> None:

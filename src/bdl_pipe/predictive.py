@@ -71,6 +71,12 @@ def require_outputs(targets: Tensor, shape: torch.Size) -> None:
         raise DataError(f"targets must have the shape {list(shape)}, got {list(targets.shape)}{cure}")
 
 
+def require_column(values: Tensor, shape: torch.Size) -> None:
+    """Raise DataError if values of a distribution function are [batch]; one value for all of them may be []."""
+    if values.ndim == 1:
+        require_outputs(values, shape)
+
+
 def mean_field(mean: Tensor, variance: Tensor) -> Tensor:
     """Return log softmax(μ_k / √(1 + π/8 v_k)), an approximation of log E[softmax(z)], z_k ~ N(μ_k, v_k).
 
@@ -275,6 +281,7 @@ class Gaussian(Draws):
         self.draw_mean, self.draw_variance = torch.broadcast_tensors(draw_mean, draw_variance)
 
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        require_column(values, self.draw_mean.shape[1:])
         mean, sd = self.draw_mean.double(), self.draw_variance.double().sqrt()
         return torch.special.ndtr((values - mean) / sd).mean(0)
 

@@ -38,7 +38,7 @@ from .data.examples import Examples
 from .data.transform import Transform
 from .derived_predictive import Mixture, for_logarithms
 from .errors import ArtifactError
-from .predictive import Categorical, Continuous, Gaussian, Predictive
+from .predictive import Categorical, Continuous, Gaussian, Predictive, require_column, require_outputs
 from .student_t import StudentT
 
 _BOUNDS: Final = (math.log(0.02), math.log(50))  # bounds of log T
@@ -239,6 +239,7 @@ class Widened(Continuous):
         return self.factor**2 * self.base.epistemic_variance
 
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        require_column(values, self._centre.shape)
         return self.base.cdf(self._narrow(values))
 
     def bracket(self, level: float) -> tuple[Tensor, Tensor]:
@@ -261,6 +262,7 @@ class Widened(Continuous):
         return None if jumps is None else self._wide(jumps)
 
     def log_prob(self, targets: Float[Tensor, "batch output"]) -> Float[Tensor, " batch"]:
+        require_outputs(targets, self._centre.shape)
         stretch = torch.as_tensor(self.factor, dtype=torch.float64).log().expand_as(self._centre).sum(-1)
         return self.base.log_prob(self._narrow(targets)) - stretch
 

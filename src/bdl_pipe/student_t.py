@@ -6,7 +6,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from .predictive import Draws, Gaussian
+from .predictive import Draws, Gaussian, require_column
 
 _NODES: Final = 16  # Gaussians that stand for each Student t of a logarithm
 _LEAST_DEGREES: Final = 3.0  # of a network's Student t: its standard deviation is at most √3 times its scale
@@ -56,6 +56,7 @@ class StudentT(Draws):
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
         from scipy.special import stdtr  # here, because most predictions need no distribution function
 
+        require_column(values, self.draw_mean.shape[1:])
         z = (values.double() - self.draw_mean.double()) / self.squared_scale.double().sqrt()
         below = stdtr(self.degrees.double().numpy(force=True), z.numpy(force=True))
         return torch.as_tensor(below, device=z.device).mean(0)

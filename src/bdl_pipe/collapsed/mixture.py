@@ -22,7 +22,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from ..predictive import GAUSS_LEGENDRE, Continuous, Draws, gaussian_quantile
+from ..predictive import GAUSS_LEGENDRE, Continuous, Draws, gaussian_quantile, require_column
 from .integrals.series import Series
 from .output_distributions import Part
 
@@ -58,6 +58,7 @@ class CollapsedMixture(Draws):
         return self.part.series(self.tail)
 
     def cdf(self, values: Float[Tensor, "batch output"]) -> Float[Tensor, "batch output"]:
+        require_column(values, self.draw_mean.shape[1:])
         if self._series is not None:
             return self._series.cdf(values)
         each = self.part.cdf(values)
