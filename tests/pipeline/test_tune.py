@@ -130,7 +130,7 @@ def test_a_new_search_does_not_discard_an_unfinished_search(tmp_path):
         begin(folder, "a", resume=True)
     folder.write(identity="a", parent="p")
     assert begin(folder, "a", resume=True) == "p"
-    with pytest.raises(UserError, match="continue with --resume or remove this folder"):
+    with pytest.raises(UserError, match="continue it with --resume, or remove this folder"):
         begin(folder, "a", resume=False)
     with pytest.raises(UserError, match="params, data, grid, code, --samples or another option differ"):
         begin(folder, "b", resume=True)

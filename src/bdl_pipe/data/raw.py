@@ -95,15 +95,15 @@ def checked(raw: Raw) -> Raw:
         if len(labels) < 2:
             only = raw.classes[int(labels[0])]
             raise DataError(
-                f"{raw.origin}: column {short(raw.targets[0])} must have at least 2 classes, got only {short(only)}"
+                f"{raw.origin}: target {short(raw.targets[0])} must have at least 2 classes, got only {short(only)}"
             )
         return raw
     for name, column in zip(raw.targets, raw.train.targets.T, strict=True):
         if np.ptp(column) == 0:
-            raise DataError(f"{raw.origin}: column {short(name)} must vary, got {column[0]:g} in every row")
+            raise DataError(f"{raw.origin}: target {short(name)} must vary, got {column[0]:g} in every row")
         if not 0 < np.var(column) < np.inf:  # squares overflow or underflow float64
             rule = "must vary by more than 1e-150 and less than 1e150; write it in other units"
-            raise DataError(f"{raw.origin}: column {short(name)} {rule}, got {np.ptp(column):g}")
+            raise DataError(f"{raw.origin}: target {short(name)} {rule}, got {np.ptp(column):g}")
     return raw
 
 
