@@ -3,9 +3,10 @@
     python -m benchmarks.rivals.worst      # after the rows of benchmarks.rivals
 
 A table is beyond the bound if the headline's NLL is more than .05 nats above the least NLL of the others. There both
-are fitted again, with the same result, and the difference gets the standard error of its mean over the test rows of
-all splits, paired by row. The error is that of the test rows: another training set or another seed would add to it.
-The least of all others is found on the same rows, so that the differences are too large in the mean.
+are fitted again (another processor may move an NLL in its third digit), and the difference gets the standard error of
+its mean over the test rows of all splits, paired by row. The error is that of the test rows: another training set or
+another seed would add to it. The least of all others is found on the same rows, so that the differences are too large
+in the mean.
 """
 
 import argparse
