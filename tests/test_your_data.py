@@ -278,8 +278,10 @@ def test_the_judgement_ranks_means_over_splits_that_are_equal_to_three_decimals(
     assert found.errors["headline"] == pytest.approx(less.std(ddof=1) / math.sqrt(3)) and not found.first
     nll = judged.scores(judged.labelled(frame), "nll", list(cells))
     assert judged.beyond(nll) == {"sacramento": "lightgbm_t, tuned"}
-    worst = pd.DataFrame([("sacramento", "lightgbm_t, tuned", 0.1, 0.06, 30)], columns=list(COLUMNS))
+    worst = pd.DataFrame([("sacramento", "lightgbm_t, tuned", 0.1, 0.06, 30, "c")], columns=list(COLUMNS))
     text = "\n".join(others.sections({"rivals": frame, "worst": worst}))
-    assert "| sacramento | unseen | `lightgbm_t, tuned` | 30 | +0.100 ± 0.060 |" in text and "0 of 1 are more" in text
+    assert (
+        "| sacramento | unseen | `lightgbm_t, tuned` | 30 | +0.100 ± 0.060 | c |" in text and "0 of 1 are more" in text
+    )
     assert "- Worst table: sacramento, +0.100 nats against `lightgbm_t, tuned`; 2 of 3 tables" in text
     assert "| diamonds | `headline` | 0 | 0.000 | 3 | b |" in text and others.sections({}) == []

@@ -25,7 +25,7 @@ from . import run
 from .__main__ import OUT
 from .settings import RIVALS
 
-COLUMNS = ("table", "other", "difference", "error", "rows")
+COLUMNS = ("table", "other", "difference", "error", "rows", "commit")
 
 
 def main() -> int:
@@ -34,12 +34,12 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=project.ROOT / ".state" / "rivals", help="the project folder")
     folder, rows = parser.parse_args().folder, judged.labelled(pd.read_csv(OUT / "rivals.csv"))
     pairs = judged.beyond(judged.scores(rows, "nll", list(BY_NAME)))
-    params = run.prepare(folder, [BY_NAME[name] for name in pairs])
+    params, commit = run.prepare(folder, [BY_NAME[name] for name in pairs]), run.facts()["commit"][:8]
     found = []
     for table, other in pairs.items():
-        own, least = (_log_densities(folder, params, rows, table, label) for label in (judged.HEADLINE, other))
-        gaps = least - own
-        found.append((table, other, gaps.mean(), gaps.std(ddof=1) / math.sqrt(len(gaps)), len(gaps)))
+        headline, best = (_log_densities(folder, params, rows, table, label) for label in (judged.HEADLINE, other))
+        gaps = best - headline
+        found.append((table, other, gaps.mean(), gaps.std(ddof=1) / math.sqrt(len(gaps)), len(gaps), commit))
         print(*found[-1], flush=True)
     made = pd.DataFrame(found, columns=list(COLUMNS))
     write_bytes(OUT / "worst.csv", made.to_csv(index=False, float_format="%.7g").encode())
@@ -48,13 +48,13 @@ def main() -> int:
 
 
 def _log_densities(folder: Path, params: Params, rows: pd.DataFrame, table: str, label: str) -> np.ndarray:
-    """Return the log densities of the test rows of a table's splits, under a rival's fits as they are stored."""
+    """Return the log densities of the test rows of a table's splits, under fits of a rival, made again."""
     parts = []
     for row in rows[(rows["table"] == table) & (rows["label"] == label)].itertuples():
         data, split = run.split(folder, table, int(row.split)), int(row.split)
         if label == judged.HEADLINE:
-            of = run.headline_of(params, table)
-            scores, clean = run.scored(of.key, split, of.method, of, data, params)
+            headline = run.headline_of(params, table)
+            scores, clean = run.scored(headline.key, split, headline.method, headline, data, params)
         else:
             rival = RIVALS[str(row.rival)]
             method = run.method_of(rival, folder / "plugins")

@@ -253,10 +253,10 @@ def _beyond(worst: pd.DataFrame) -> list[str]:
     told = f"{len(far)} of {len(worst)} are more than two errors: {', '.join(far['table']) or 'none'}."
     seen = {True: "seen", False: "unseen"}
     lines = [
-        [name, seen[BY_NAME[name].seen], f"`{other}`", rows, f"{gap:+.3f} ± {error:.3f}"]
-        for name, other, gap, error, rows in worst.itertuples(index=False)
+        [name, seen[BY_NAME[name].seen], f"`{other}`", rows, f"{gap:+.3f} ± {error:.3f}", commit]
+        for name, other, gap, error, rows, commit in worst.itertuples(index=False)
     ]
-    titles = ["Table", "", "The least NLL", "Test rows, all splits", "The headline less it"]
+    titles = ["Table", "", "The least NLL", "Test rows, all splits", "The headline less it", "Commit"]
     return ["### Beyond the bound", f"{_BEYOND} {told}", shown.table(titles, lines)]
 
 
