@@ -121,7 +121,7 @@ def test_a_later_run_replaces_only_its_own_tables(tmp_path: Path) -> None:
     some = every[every["method"] == "dropout"].assign(nll=0.5)
     project.store(tmp_path, some, {"commit": "three", "methods": ["dropout"]})
     stored = page.read(tmp_path)
-    assert (stored["nll"] == 0.5).equals(stored["method"] == "dropout")
+    assert (stored["nll"] == 0.5).equals(stored["method"] == "dropout") and len(stored) == len(every)
     assert [run["commit"] for run in page.facts(tmp_path)] == ["one", "two", "three"]
     project.store(tmp_path, every, {"commit": "four"})
     assert [run["commit"] for run in page.facts(tmp_path)] == ["four"]
