@@ -112,6 +112,12 @@ def test_a_comparison_draws_its_figures_and_shows_its_table(which: str, request:
     assert "linear" in repr(comparison)
 
 
+def test_a_class_without_training_rows_is_refused_before_a_fit() -> None:
+    labels = np.repeat(["a", "b", "c"], 30)
+    with pytest.raises(ValueError, match=r"cv must leave rows of each class.*got 'fold 0 without class a'"):
+        compare(X, labels, NAMES, cv=KFold(3))
+
+
 def test_without_matplotlib_the_error_names_what_to_install(
     regression: Comparison, monkeypatch: pytest.MonkeyPatch
 ) -> None:

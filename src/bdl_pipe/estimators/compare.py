@@ -76,6 +76,8 @@ def compare(
     units, ordered = row_facts.units_of(x.shape[0], groups, dates)
     folds = list(_folds(x.shape[0], y, cv, chosen, random_state, units, ordered))
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
+    if chosen == "classification":
+        _require_all_classes(folds, values_of(y))
     figures, drawn = {name: list[Score]() for name in estimators}, Seed(root_of(random_state)).fold("scores")
     stated = {name: list[np.ndarray]() for name in estimators}
     for number, (train, test) in enumerate(folds):
@@ -128,6 +130,14 @@ def _folds(
         cv = kind(cv, shuffle=True, random_state=state)
     labels = values_of(y)
     return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels, units)
+
+
+def _require_all_classes(folds: Sequence[tuple[np.ndarray, np.ndarray]], labels: np.ndarray) -> None:
+    for number, (train, test) in enumerate(folds):
+        seen = set(labels[train].tolist())
+        new = [label for label in labels[test].tolist() if label not in seen]
+        rule = "must leave rows of each class for training, as StratifiedKFold does"
+        require(not new, "cv", rule, f"fold {number} without class {new[0] if new else ''}")
 
 
 def _scored(
