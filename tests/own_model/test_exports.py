@@ -73,7 +73,9 @@ def test_a_squeeze_after_the_head_and_an_input_named_like_an_operation_export_to
 
 
 @pytest.mark.soak
-def test_mlflow_serves_a_posterior_of_named_inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mlflow_serves_a_posterior_of_named_inputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder
+) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/runs.db")
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", None, raising=False)
@@ -88,6 +90,7 @@ def test_mlflow_serves_a_posterior_of_named_inputs(tmp_path: Path, monkeypatch: 
     mean = posterior.predict(inputs).mean.numpy()
     np.testing.assert_allclose(answer[["p_0", "p_1", "p_2"]].to_numpy(), mean, rtol=1e-5, atol=1e-7)
     assert (answer["predicted"] == mean.argmax(1)).all()
+    assert not [one for one in recwarn if "hint" in str(one.message)]  # MLflow's advice to who wrote the script
 
 
 def test_a_served_program_refuses_a_number_that_is_not_finite() -> None:

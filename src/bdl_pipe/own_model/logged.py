@@ -86,7 +86,7 @@ def _contents(posterior: "ModulePosterior", path: Path, inputs: Inputs) -> dict[
     return {
         "python_model": str(_SCRIPT),
         "artifacts": {"program": str(path)},
-        "model_config": {"parts": parts},
+        "model_config": {"parts": [*parts.items()]},  # MLflow logs a mapping's keys as names, of which "" is none
         "signature": ModelSignature(Schema(columns)),
         "pip_requirements": logged_artifact.requirements(_NEEDS),
     }

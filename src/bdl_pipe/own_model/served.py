@@ -22,10 +22,12 @@ class Served(PythonModel):
 
     def load_context(self, context: PythonModelContext) -> None:
         self.program = torch.export.load(context.artifacts["program"]).module()
-        self.parts: dict[str, str] = context.model_config["parts"]  # input's name -> its type
+        self.parts: dict[str, str] = dict(context.model_config["parts"])  # input's name -> its type
 
-    def predict(self, context: PythonModelContext, model_input: Any, params: Any = None) -> pd.DataFrame:
+    def predict(self, context: PythonModelContext, model_input: np.ndarray, params: Any = None) -> pd.DataFrame:
         """Return the predictions for an array [row, ...], or for named arrays of several inputs.
+
+        MLflow accepts no union as a type hint, and warns of ``Any``; it does not convert inputs by this one.
 
         Raises:
             MlflowException: a number is not finite.
