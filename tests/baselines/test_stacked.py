@@ -9,7 +9,8 @@ from torch import Tensor
 
 from bdl_pipe.artifacts import State
 from bdl_pipe.baselines import stacked
-from bdl_pipe.baselines.stacked import StackedPosterior, best_share, with_tails
+from bdl_pipe.baselines.stacked import StackedPosterior, best_shares, with_tails
+from bdl_pipe.config import to_mapping
 from bdl_pipe.data import units
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
@@ -23,29 +24,43 @@ from tests.cases import config_of, fit
 from tests.refusals import refusal
 
 
-def score(first: Tensor, second: Tensor, share: float) -> float:
-    return float((share * first.exp() + (1 - share) * second.exp()).log().sum())
+def score(parts: Tensor, shares: object) -> float:
+    return float((torch.as_tensor(shares)[:, None] * parts.exp()).sum(0).log().sum())
 
 
 @pytest.mark.parametrize(("lead", "inside"), [(0.3, True), (6.0, False), (-6.0, False)])
-def test_the_share_has_the_best_log_score_of_a_dense_grid(lead: float, inside: bool) -> None:
-    first, second = torch.randn(2, 60, generator=Seed(1).generator()).double()
-    first = first + lead
-    share = best_share(first, second)
+def test_two_shares_have_the_best_log_score_of_a_dense_grid(lead: float, inside: bool) -> None:
+    parts = torch.randn(2, 60, generator=Seed(1).generator()).double()
+    parts[0] += lead
+    share, rest = best_shares(parts)
     grid = np.linspace(0, 1, 10_001)
-    best = grid[np.argmax([score(first, second, w) for w in grid])]
-    assert share == pytest.approx(best, abs=1e-4) and (0.01 < share < 0.99) == inside
+    best = grid[np.argmax([score(parts, [w, 1 - w]) for w in grid])]
+    assert share == pytest.approx(best, abs=1e-4) and share + rest == pytest.approx(1)
+    assert (0.01 < share < 0.99) == inside
     # wrong: the share of rows on which the first part is better, and a half
-    for wrong in [float((first > second).double().mean()), 0.5] if inside else [0.5]:
-        assert score(first, second, share) > score(first, second, wrong) + 0.1
+    for wrong in [float((parts[0] > parts[1]).double().mean()), 0.5] if inside else [0.5]:
+        assert score(parts, [share, rest]) > score(parts, [wrong, 1 - wrong]) + 0.1
 
 
-def test_rows_that_neither_part_can_have_play_no_part() -> None:
-    first, second = torch.randn(2, 30, generator=Seed(2).generator()).double()
-    never = torch.full((3,), -torch.inf).double()
-    assert best_share(torch.cat([first, never]), torch.cat([second, never])) == best_share(first, second)
-    assert best_share(first, torch.full_like(first, -torch.inf)) == pytest.approx(1.0)
-    assert best_share(never, never) == 0.5
+def test_three_shares_have_the_best_log_score_of_a_dense_grid() -> None:
+    parts = torch.randn(3, 80, generator=Seed(4).generator()).double()
+    parts[2] -= 0.2
+    ours = best_shares(parts)
+    grid = [(a, b, 1 - a - b) for a in np.linspace(0, 1, 201) for b in np.linspace(0, 1, 201) if a + b <= 1]
+    scores = [score(parts, torch.tensor(of)) for of in grid]
+    np.testing.assert_allclose(ours, grid[int(np.argmax(scores))], atol=0.005)
+    assert score(parts, ours) >= max(scores) and min(ours) > 0.05
+    # wrong: each of two shares against the third part alone
+    wrong = np.array([best_shares(parts[[0, 2]])[0], best_shares(parts[[1, 2]])[0]]) / 2
+    assert score(parts, ours) > score(parts, [*wrong, 1 - wrong.sum()]) + 0.02
+
+
+def test_rows_that_no_part_can_have_play_no_part() -> None:
+    parts = torch.randn(2, 30, generator=Seed(2).generator()).double()
+    never = torch.full((2, 3), -torch.inf).double()
+    np.testing.assert_array_equal(best_shares(torch.cat([parts, never], 1)), best_shares(parts))
+    assert best_shares(torch.stack([parts[0], torch.full_like(parts[0], -torch.inf)])).tolist() == [1, 0]
+    assert best_shares(never).tolist() == [0.5, 0.5]
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
@@ -55,10 +70,9 @@ def test_the_draws_are_the_members_and_the_trees_in_the_share(task: str, tiny: d
     inputs, targets = data.tensors("validation")
     draws = state.config["draws"]
     for share in (0.0, 0.43, 1.0):
-        state.tensors["share"].fill_(share)
-        posterior = StackedPosterior(state)
+        posterior = StackedPosterior(with_shares(state, share, 1 - share))
         predictive, count = posterior.predict(inputs), round(share * draws)
-        network = posterior.network.predict(inputs)
+        network = posterior.networks[0].predict(inputs)
         members = network.draw_log_prob(targets)
         ours = predictive.draw_log_prob(targets)
         assert isinstance(predictive, Categorical if task == "classification" else StudentT) and len(ours) == draws
@@ -75,8 +89,7 @@ def test_the_share_is_the_best_on_validation_rows_of_fits_without_them(tiny_tabl
     inputs, targets = tiny_table.tensors("validation")
 
     def with_share(share: float) -> Tensor:
-        tensors = {**kept.tensors, "share": torch.tensor(share)}
-        return StackedPosterior(State(tensors, kept.config)).predict(inputs).log_prob(targets)
+        return StackedPosterior(with_shares(kept, share, 1 - share)).predict(inputs).log_prob(targets)
 
     assert tiny_table.search is None
     every = Examples(
@@ -85,9 +98,10 @@ def test_the_share_is_the_best_on_validation_rows_of_fits_without_them(tiny_tabl
     both = replace(tiny_table, train=every, search=tiny_table)
     state = fit("stacked", "student", both, rng=Seed(3))
     one = fit("stacked", "student", tiny_table, rng=Seed(3))
-    assert torch.equal(state.tensors["share"], one.tensors["share"])
+    assert torch.equal(state.tensors["shares"], one.tensors["shares"])
     assert not torch.equal(state.tensors["tabm.head.weight"], one.tensors["tabm.head.weight"]), "fitted to more rows"
-    assert float(kept.tensors["share"]) == pytest.approx(best_share(with_share(1.0), with_share(0.0)), abs=1e-3)
+    best = best_shares(torch.stack([with_share(1.0), with_share(0.0)]))
+    np.testing.assert_allclose(kept.tensors["shares"], best, atol=1e-3)
 
 
 def test_the_share_of_folds_is_the_best_on_rows_that_are_each_left_out(tiny_table: FitData) -> None:
@@ -113,11 +127,11 @@ def test_the_share_of_folds_is_the_best_on_rows_that_are_each_left_out(tiny_tabl
             )
             parts = network.predict(inputs), with_tails(trees.predict(inputs), state.config["tails"])
             into.append(torch.stack([part.log_prob(targets) for part in parts]))
-    share = float(state.tensors["share"])
+    share = float(state.tensors["shares"][0])
     left_out, known = (torch.cat(of, 1).double() for of in (logs, seen))
     grid = np.linspace(0, 1, 10_001)
-    assert share == pytest.approx(grid[np.argmax([score(*left_out, w) for w in grid])], abs=1e-4)
-    assert abs(best_share(*known) - share) > 1e-2
+    assert share == pytest.approx(grid[np.argmax([score(left_out, [w, 1 - w]) for w in grid])], abs=1e-4)
+    assert abs(best_shares(known)[0] - share) > 1e-2
 
 
 def test_trees_for_quantiles_are_mixed_with_the_network_at_the_best_share(tiny_table: FitData) -> None:
@@ -125,14 +139,48 @@ def test_trees_for_quantiles_are_mixed_with_the_network_at_the_best_share(tiny_t
     state = fit("stacked", "student", tiny_table, rng=Seed(3), boosting=boosting)
     inputs, targets = tiny_table.tensors("validation")
     posterior = StackedPosterior(state)
-    network, trees = (of.predict(inputs).log_prob(targets).double() for of in (posterior.network, posterior.trees))
-    share = float(state.tensors["share"])
-    assert share == pytest.approx(best_share(network, trees)) and 0 < share < 1 and state.config["tails"] is None
-    expected = (share * network.exp() + (1 - share) * trees.exp()).log()
+    (network,) = posterior.networks
+    logs = torch.stack([of.predict(inputs).log_prob(targets).double() for of in (network, posterior.trees)])
+    share, rest = state.tensors["shares"].tolist()
+    assert [share, rest] == pytest.approx(best_shares(logs)) and 0 < share < 1 and state.config["tails"] is None
+    expected = (share * logs[0].exp() + rest * logs[1].exp()).log()
     torch.testing.assert_close(posterior.predict(inputs).log_prob(targets).double(), expected)
-    for extreme, only in ((0.0, trees), (1.0, network)):
-        state.tensors["share"].fill_(extreme)
-        assert torch.equal(StackedPosterior(state).predict(inputs).log_prob(targets).double(), only)
+    for extreme, only in ((0.0, logs[1]), (1.0, logs[0])):
+        changed = StackedPosterior(with_shares(state, extreme, 1 - extreme))
+        assert torch.equal(changed.predict(inputs).log_prob(targets).double(), only)
+
+
+@pytest.mark.parametrize("noise", ["one", "quantiles"])
+def test_a_second_network_has_its_own_share(noise: str, tiny_table: FitData) -> None:
+    config = config_of("stacked", "regression")
+    other = {**to_mapping(config.tabm), "members": 3}
+    boosting = {**config.boosting.__dict__, "noise": noise}
+    state = fit("stacked", "student", tiny_table, rng=Seed(3), draws=20, second=other, boosting=boosting)
+    posterior = StackedPosterior(with_shares(state, 0.32, 0.45, 0.23))
+    inputs, targets = tiny_table.tensors("validation")
+    parts = [network.predict(inputs) for network in posterior.networks]
+    trees = with_tails(posterior.trees.predict(inputs), state.config["tails"])
+    assert [len(part.draw_mean) for part in parts] == [config.tabm.members, 3]  # type: ignore[attr-defined]
+    predictive = posterior.predict(inputs)
+    if noise == "one":
+        # 6, 9 and 5 of 20 draws: .32, .77 and 1 are rounded
+        draws = predictive.draw_mean  # type: ignore[attr-defined]
+        assert all(any(torch.equal(row, of) for of in parts[0].draw_mean) for row in draws[:6])  # type: ignore[attr-defined]
+        counts = [sum(torch.equal(row, of) for row in draws[6:15]) for of in parts[1].draw_mean]  # type: ignore[attr-defined]
+        assert counts == [3, 3, 3] and all(torch.equal(row, trees.mean) for row in draws[15:])
+    else:
+        logs = torch.stack([part.log_prob(targets) for part in (*parts, trees)]).double()
+        weighted = torch.tensor([0.32, 0.45, 0.23]).double()[:, None] * logs.exp()
+        torch.testing.assert_close(predictive.log_prob(targets).double(), weighted.sum(0).log())
+    logs = torch.stack([part.log_prob(targets) for part in (*parts, trees)])
+    np.testing.assert_allclose(state.tensors["shares"], best_shares(logs), atol=1e-6)
+
+
+def test_both_networks_have_the_same_tails() -> None:
+    config = config_of("stacked", "regression")
+    other = replace(config.tabm, tails="gaussian" if config.tabm.tails == "student" else "student")
+    message = refusal(replace, config, second=other)
+    assert f"second.tails must be those of tabm ({config.tabm.tails}), got '{other.tails}'" in message
 
 
 def test_folds_keep_the_rows_of_a_group_together(tiny_table: FitData) -> None:
@@ -143,6 +191,10 @@ def test_folds_keep_the_rows_of_a_group_together(tiny_table: FitData) -> None:
     for held in parts:
         assert held.train.units is not None and held.validation.units is not None and held.search is None
         assert not set(held.train.units) & set(held.validation.units)
+
+
+def with_shares(state: State, *shares: float) -> State:
+    return State({**state.tensors, "shares": torch.tensor(shares, dtype=torch.float64)}, state.config)
 
 
 def _columns(of: Examples) -> tuple[np.ndarray, np.ndarray]:

@@ -1,29 +1,34 @@
-"""The method ``stacked``: TabM and boosted trees as one mixture, whose share is found on rows that were left out.
+"""The method ``stacked``: TabM and boosted trees as one mixture, whose shares are found on rows that were left out.
 
-These are the rows of ``share_folds`` folds, each left out of one fit of both parts, or with one fold the validation
-rows. The share w of TabM maximises the log score of the parts' mixture on them,
+These are the rows of ``share_folds`` folds, each left out of one fit of all parts, or with one fold the validation
+rows. The shares w_k of the parts maximise the log score of their mixture on these rows,
 
-    Σ_i log (w p_tabm(y_i | x_i) + (1 − w) p_trees(y_i | x_i)),    0 ≤ w ≤ 1,
+    Σ_i log Σ_k w_k p_k(y_i | x_i),    w_k ≥ 0, Σ_k w_k = 1,
 
 which is concave in w (Wolpert 1992 stacks predictions; Yao, Vehtari, Simpson & Gelman 2018, equation 4, predictive
-distributions by the log score of rows that are each left out). Then both parts are fitted to all rows, and keep the
-share. If there is one fold and the data keep the validation rows out of the fit, the first fits are the last. Few rows
-have folds by default, as a tenth of them would give the share a large error.
+distributions by the log score of rows that are each left out). Then all parts are fitted to all rows, and keep the
+shares. If there is one fold and the data keep the validation rows out of the fit, the first fits are the last. Few rows
+have folds by default, as a tenth of them would give the shares a large error.
+
+The parts are TabM, trees and, if ``second`` has its hyperparameters, a second TabM: of two networks, one can be
+regularised more than the other, and the shares find which one the rows need.
 
 TabM chooses its epochs and estimates its noise on the rows that a fit leaves out, which favours its share a little:
 these are a few numbers. Targets are standardised with all training rows. If TabM has the tails of a Student t, the
 trees get the same estimate: their residuals are a Student t, and its log squared scale is a line in the log variance of
 the trees (:func:`.likelihood.least_student_nll`). Trees for quantiles (``boosting.noise``) keep their distribution.
 
-The predictive has ``draws`` equally weighted draws, which joints and disagreement need: TabM's members, each about
-equally often, in round(w·draws) of them, and the trees in all others. So the share is rounded by at most 1/(2·draws).
-With trees for quantiles the predictive is the mixture of TabM's and the trees', which counts as one draw.
+The predictive has ``draws`` equally weighted draws, which joints and disagreement need: each part has its share of
+them, rounded by less than 1/draws, and a network's members are used about equally often. With trees for quantiles the
+predictive is the mixture of the parts', which counts as one draw.
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any, Final, final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
@@ -48,8 +53,9 @@ from .quantiles import Quantiles
 from .stored import StoredPosterior
 from .tabm import TABM, TabmConfig
 
-_PARTS: Final = ("tabm", "boosting")
-_HALVINGS: Final = 50  # of the interval of the share
+_TREES: Final = "boosting"
+_STEPS_OF_SHARES: Final = 5_000
+_LEAST_SHARE: Final = 1e-3  # a part with a smaller share is left out; EM comes to 0 no faster than 1 over its steps
 _ROWS: Final = 1000  # validation rows of one forward pass
 _MANY: Final = 1_000  # training rows whose validation rows are enough for the share
 _FOLDS: Final = 5
@@ -64,75 +70,93 @@ class StackedConfig:
         tabm: the hyperparameters of the network, see ``methods.tabm``.
         boosting: the hyperparameters of the trees, see ``methods.boosting``; its ``noise`` must not be ``student``.
         draws: the number of equally weighted draws of the predictive.
-        share_folds: the number of folds whose left-out rows give the share; 1: the validation rows give it.
+        share_folds: the number of folds whose left-out rows give the shares; 1: the validation rows give them.
+        second: the hyperparameters of a second network, with the ``tails`` of ``tabm``. null: there is none.
     """
 
     tabm: TabmConfig
     boosting: BoostingConfig
     draws: int
     share_folds: int = field(default=1, metadata=LATER)
+    second: TabmConfig | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         require_positive(self, "draws", "share_folds")
         noise = self.boosting.noise
         require(noise != "student", "boosting.noise", "must be one, each input, best, quantiles or auto", noise)
+        if self.second is not None:
+            tails = self.second.tails
+            require(tails == self.tabm.tails, "second.tails", f"must be those of tabm ({self.tabm.tails})", tails)
+
+    @property
+    def parts(self) -> dict[str, tuple[Method, TabmConfig | BoostingConfig]]:
+        """Return each part's method and hyperparameters, the trees last."""
+        networks = {"tabm": self.tabm} | ({"second": self.second} if self.second is not None else {})
+        return {name: (TABM, of) for name, of in networks.items()} | {_TREES: (BOOSTING, self.boosting)}
 
 
-def best_share(first: Float[Tensor, " row"], second: Float[Tensor, " row"]) -> float:
-    """Return the w in [0, 1] that maximises Σ log(w exp(first) + (1 − w) exp(second)), of log densities.
+def best_shares(log_densities: Float[Tensor, "part row"]) -> Float[np.ndarray, " part"]:
+    """Return the shares w that maximise Σ log Σ_k w_k exp(log density of part k), by EM (see :mod:`.recalibration`).
 
-    The derivative falls, so that its root is found by halving. A row whose densities are both 0 plays no part; if there
-    is no other row, the share is ½.
+    A row whose densities are all 0 plays no part; if there is no other row, the shares are equal.
     """
-    top = torch.maximum(first, second)
-    there = top.isfinite()
-    a, b = ((log - top)[there].double().exp() for log in (first, second))
-    low, high = 0.0, 1.0
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        slope = float(((a - b) / (middle * a + (1 - middle) * b)).sum())
-        low, high = (middle, high) if slope > 0 else (low, middle) if slope < 0 else (middle, middle)
-    return (low + high) / 2
+    top = log_densities.amax(0)
+    density = (log_densities - top)[:, top.isfinite()].double().exp().cpu().numpy()
+    shares = np.full(len(density), 1 / len(density))
+    if not density.shape[1]:
+        return shares
+    for _ in range(_STEPS_OF_SHARES):
+        joint = shares[:, None] * density
+        shares = (joint / joint.sum(0)).mean(1)
+    shares[shares < _LEAST_SHARE] = 0
+    return shares / shares.sum()
 
 
 @final
 class StackedPosterior(StoredPosterior):
-    """TabM's members and trees, as equally weighted draws."""
+    """The networks' members and the trees, as equally weighted draws."""
 
     key = "stacked"
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        network, trees = (State(under(f"{name}.", state.tensors), state.config[name]) for name in _PARTS)
-        self.network = NetworkDraws.from_state(network, device)
-        self.trees = BoostingPosterior(trees, device)
-        self._of_network = round(float(state.tensors["share"]) * state.config["draws"])
-        self._of_trees = state.config["draws"] - self._of_network
+        parts = {name: State(under(f"{name}.", state.tensors), state.config[name]) for name in _names(state)}
+        self.trees = BoostingPosterior(parts.pop(_TREES), device)
+        self.networks = [NetworkDraws.from_state(part, device) for part in parts.values()]
+        self._shares = state.tensors["shares"].tolist()
+        # cumulative shares are rounded, so that the counts have the right sum
+        ends = [round(float(end) * state.config["draws"]) for end in np.cumsum([0.0, *self._shares])]
+        self._counts = [end - start for start, end in pairwise(ends)]
         self._tails: list[float] | None = state.config["tails"]
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
-        network, trees = self.network.predict(inputs, rng=rng), with_tails(self.trees.predict(inputs), self._tails)
-        if isinstance(trees, Quantiles):
-            assert isinstance(network, Continuous)
-            share = float(self.tensors["share"])
-            return network if share == 1 else trees if share == 0 else Mixture([network, trees], [share, 1 - share])
-        assert isinstance(network, Categorical | Gaussian | StudentT)
-        members = len(network.draw_log_probs if isinstance(network, Categorical) else network.draw_mean)
-        index = torch.arange(self._of_network, device=inputs.device) * members // max(1, self._of_network)
+        networks = [network.predict(inputs, rng=rng) for network in self.networks]
+        parts = [*networks, with_tails(self.trees.predict(inputs), self._tails)]
+        if isinstance(parts[-1], Quantiles):
+            kept = [(part, share) for part, share in zip(parts, self._shares, strict=True) if share]
+            assert all(isinstance(part, Continuous) for part, _ in kept)
+            return kept[0][0] if len(kept) == 1 else Mixture(*zip(*kept, strict=True))
 
-        def draws(of_network: Tensor, of_trees: Tensor) -> Tensor:
-            return torch.cat([of_network[index], of_trees.expand(self._of_trees, *of_trees.shape[1:])])
+        def draws(of: Callable[[Any], Tensor]) -> Tensor:
+            """Return each part's draws in its count, its members about equally often."""
+            each = list[Tensor]()
+            for part, count in zip(parts, self._counts, strict=True):
+                values = of(part)
+                index = torch.arange(count, device=inputs.device) * len(values) // max(1, count)
+                each.append(values[index])
+            return torch.cat(each)
 
-        if isinstance(network, Categorical):
-            assert isinstance(trees, Categorical)
-            return Categorical(draws(network.draw_log_probs, trees.draw_log_probs))
-        if isinstance(network, StudentT):
-            assert isinstance(trees, StudentT)
-            squared = draws(network.squared_scale, trees.squared_scale)
-            return StudentT(draws(network.draw_mean, trees.draw_mean), squared, draws(network.degrees, trees.degrees))
-        assert isinstance(network, Gaussian) and isinstance(trees, Gaussian)
-        return Gaussian(draws(network.draw_mean, trees.draw_mean), draws(network.draw_variance, trees.draw_variance))
+        if isinstance(parts[0], Categorical):
+            return Categorical(draws(lambda part: part.draw_log_probs))
+        if isinstance(parts[0], StudentT):
+            scale, degrees = draws(lambda part: part.squared_scale), draws(lambda part: part.degrees)
+            return StudentT(draws(lambda part: part.draw_mean), scale, degrees)
+        return Gaussian(draws(lambda part: part.draw_mean), draws(lambda part: part.draw_variance))
+
+
+def _names(state: State) -> list[str]:
+    return [name for name in ("tabm", "second", _TREES) if name in state.config]
 
 
 def with_tails(trees: Predictive, tails: list[float] | None) -> Predictive:
@@ -154,23 +178,21 @@ def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, repo
     config = replace(config, boosting=chosen(config.boosting, data))
     held = _held(data, config.share_folds, rng.fold("search"))
     final = [] if held[0][0] is data else [(data, rng.fold("final"), "final")]
-    parts = _Parts(report, len(_PARTS) * (len(held) + len(final)))
-    fits = list[list[State]]()
+    parts = _Parts(report, len(config.parts) * (len(held) + len(final)))
+    fits = list[dict[str, State]]()
     for rows, address, where in held + final:
-        fits.append([])
-        for name, method, settings in zip(_PARTS, (TABM, BOOSTING), (config.tabm, config.boosting), strict=True):
+        fits.append({})
+        for name, (method, settings) in config.parts.items():
             one, seed = method.stages["student"].fit_one, address.fold(name)
-            fits[-1].append(
-                parts.fit(f"{where}-{name}", lambda part: one(rows, {}, settings, rng=seed, report=part))  # noqa: B023
+            fits[-1][name] = parts.fit(
+                f"{where}-{name}",
+                lambda part: one(rows, {}, settings, rng=seed, report=part),  # noqa: B023
             )
-    share, tails = _share([(states, rows) for states, (rows, _, _) in zip(fits, held, strict=False)], config)
-    states = fits[-1]
-    tensors = {
-        f"{name}.{key}": value for name, of in zip(_PARTS, states, strict=True) for key, value in of.tensors.items()
-    }
+    shares, tails = _shares([(states, rows) for states, (rows, _, _) in zip(fits, held, strict=False)], config)
+    tensors = {f"{name}.{key}": value for name, of in fits[-1].items() for key, value in of.tensors.items()}
     about = {"posterior": StackedPosterior.key, "draws": config.draws, "tails": tails}
-    about |= {name: of.config for name, of in zip(_PARTS, states, strict=True)}
-    return State({**tensors, "share": torch.tensor(share, dtype=torch.float64)}, about)
+    about |= {name: of.config for name, of in fits[-1].items()}
+    return State({**tensors, "shares": torch.from_numpy(shares)}, about)
 
 
 def _held(data: FitData, folds: int, rng: Seed) -> list[tuple[FitData, Seed, str]]:
@@ -195,26 +217,28 @@ def _held(data: FitData, folds: int, rng: Seed) -> list[tuple[FitData, Seed, str
 
 
 @torch.no_grad()
-def _share(fits: Sequence[tuple[Sequence[State], FitData]], config: StackedConfig) -> tuple[float, list[float] | None]:
-    """Return the share of TabM, and the trees' line and degrees of freedom, from fits and the rows they left out."""
-    predicted = []
-    for (tabm, boosting), held in fits:
-        network, trees = NetworkDraws.from_state(tabm, held.device), BoostingPosterior(boosting, held.device)
-        rows = held.rows("validation", held.device).batches(_ROWS)
-        predicted += [(network.predict(inputs), trees.predict(inputs), targets) for inputs, targets in rows]
+def _shares(
+    fits: Sequence[tuple[Mapping[str, State], FitData]], config: StackedConfig
+) -> tuple[Float[np.ndarray, " part"], list[float] | None]:
+    """Return the parts' shares, and the trees' line and degrees of freedom, from fits and the rows they left out."""
+    predicted = list[tuple[list[Predictive], Tensor]]()
+    for states, held in fits:
+        posteriors = [
+            BoostingPosterior(of, held.device) if name == _TREES else NetworkDraws.from_state(of, held.device)
+            for name, of in states.items()
+        ]
+        for inputs, targets in held.rows("validation", held.device).batches(_ROWS):
+            predicted.append(([posterior.predict(inputs) for posterior in posteriors], targets))
     tails: list[float] | None = None
     if config.tabm.tails == "student" and config.boosting.noise != "quantiles":
-        plain = [(with_tails(of, [0.0, 1.0, 6.0]), targets) for _, of, targets in predicted]
+        plain = [(with_tails(of[-1], [0.0, 1.0, 6.0]), targets) for of, targets in predicted]
         _, shifts, slopes = least_student_nll(plain, None)
         tails = [float(shifts[0]), float(slopes[0]), float(degrees_of(shifts[1:])[0])]
-    scores = [
-        torch.cat([of.log_prob(targets) for of, targets in part])
-        for part in (
-            [(of, targets) for of, _, targets in predicted],
-            [(with_tails(of, tails), targets) for _, of, targets in predicted],
-        )
+    logs = [
+        torch.stack([part.log_prob(targets) for part in (*networks, with_tails(trees, tails))])
+        for (*networks, trees), targets in predicted
     ]
-    return best_share(*scores), tails
+    return best_shares(torch.cat(logs, 1)), tails
 
 
 @final
