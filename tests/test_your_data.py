@@ -285,3 +285,9 @@ def test_the_judgement_ranks_means_over_splits_that_are_equal_to_three_decimals(
     )
     assert "- Worst table: sacramento, +0.100 nats against `lightgbm_t, tuned`; 2 of 3 tables" in text
     assert "| diamonds | `headline` | 0 | 0.000 | 3 | b |" in text and others.sections({}) == []
+    assert (
+        "ranks over `lightgbm_t, tuned` on 3 tables (not established)" in text and "is not in their ranks" not in text
+    )
+    lost = frame[~((frame["table"] == "airquality") & (frame["settings"] != "default") & (frame["split"] == 1))]
+    told = "`lightgbm_t, tuned` has 2 of 3 tables of regression, and is not in their ranks."
+    assert told in "\n".join(others.sections({"rivals": lost}))

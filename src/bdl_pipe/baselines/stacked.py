@@ -54,6 +54,7 @@ from .stored import StoredPosterior
 from .tabm import TABM, TabmConfig
 
 _TREES: Final = "boosting"
+_PARTS: Final = {"tabm": TABM, "second": TABM, _TREES: BOOSTING}  # the trees last
 _STEPS_OF_SHARES: Final = 5_000
 _LEAST_SHARE: Final = 1e-3  # a part with a smaller share is left out; EM comes to 0 no faster than 1 over its steps
 _ROWS: Final = 1000  # validation rows of one forward pass
@@ -91,8 +92,8 @@ class StackedConfig:
     @property
     def parts(self) -> dict[str, tuple[Method, TabmConfig | BoostingConfig]]:
         """Return each part's method and hyperparameters, the trees last."""
-        networks = {"tabm": self.tabm} | ({"second": self.second} if self.second is not None else {})
-        return {name: (TABM, of) for name, of in networks.items()} | {_TREES: (BOOSTING, self.boosting)}
+        given = {name: getattr(self, name) for name in _PARTS}
+        return {name: (_PARTS[name], settings) for name, settings in given.items() if settings is not None}
 
 
 def best_shares(log_densities: Float[Tensor, "part row"]) -> Float[np.ndarray, " part"]:
@@ -120,7 +121,8 @@ class StackedPosterior(StoredPosterior):
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        parts = {name: State(under(f"{name}.", state.tensors), state.config[name]) for name in _names(state)}
+        names = [name for name in _PARTS if name in state.config]
+        parts = {name: State(under(f"{name}.", state.tensors), state.config[name]) for name in names}
         self.trees = BoostingPosterior(parts.pop(_TREES), device)
         self.networks = [NetworkDraws.from_state(part, device) for part in parts.values()]
         self._shares = state.tensors["shares"].tolist()
@@ -153,10 +155,6 @@ class StackedPosterior(StoredPosterior):
             scale, degrees = draws(lambda part: part.squared_scale), draws(lambda part: part.degrees)
             return StudentT(draws(lambda part: part.draw_mean), scale, degrees)
         return Gaussian(draws(lambda part: part.draw_mean), draws(lambda part: part.draw_variance))
-
-
-def _names(state: State) -> list[str]:
-    return [name for name in ("tabm", "second", _TREES) if name in state.config]
 
 
 def with_tails(trees: Predictive, tails: list[float] | None) -> Predictive:
