@@ -196,3 +196,18 @@ def test_networks_with_bins_take_longer() -> None:
         offers.timing(tabm, replace(MIDDLE, rows=rows), splits=1, step=1e-3).seconds for rows in (1_100, 1_200)
     )
     assert more > 3 * few
+
+
+def test_stacked_on_middle_tables_has_a_regularised_second_network_which_doubles_its_time() -> None:
+    method = METHODS["stacked"]
+    assert method.default is not None
+    section = {**method.settings, **method.default.override(MIDDLE)}
+    first, second = section["tabm"], section["second"]
+    assert second["network"] == {**first["network"], "dropout": 0.1}
+    assert second["training"]["optimiser"] == {**first["training"]["optimiser"], "lr": 3e-3}
+    assert {name for name in first if first[name] != second[name]} == {"network", "training"}
+    read(method.config, section, "stacked")
+    for size in (replace(MIDDLE, rows=1_100), LARGE, replace(MIDDLE, task="classification")):
+        assert "second" not in method.default.override(size)
+    one, two = (offers.timing([METHODS[name]], MIDDLE, splits=1, step=1e-3).seconds for name in ("tabm", "stacked"))
+    assert 4 < two / one < 5  # 28 / 6

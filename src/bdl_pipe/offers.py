@@ -146,7 +146,8 @@ def timing(
 def _longer(section: Section, size: Size) -> float:
     """Return the multiple of a fit's time that the fit and the search of its number of epochs take together."""
     parts = [part for part in section.values() if isinstance(part, dict) and "training" in part]
-    section = parts[0] if parts else section  # a method that fits another one has its section
+    if parts:
+        return sum(_longer(part, size) for part in parts)  # a method that fits others has their sections
     training = section.get("training", section)
     if training.get("early_stopping") is None:
         return _SEARCHED if size.small else 1.0  # few rows: nearly all methods search

@@ -1,6 +1,7 @@
 """The share of two parts against a dense grid, and TabM and trees as the draws of one posterior."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,15 +65,18 @@ def test_rows_that_no_part_can_have_play_no_part() -> None:
 
 
 @pytest.mark.parametrize("task", ["regression", "classification"])
-def test_the_draws_are_the_members_and_the_trees_in_the_share(task: str, tiny: dict[str, FitData]) -> None:
+def test_the_draws_are_the_members_and_the_trees_in_the_share(
+    task: str, tiny: dict[str, FitData], monkeypatch: pytest.MonkeyPatch
+) -> None:
     data = tiny[task]
+    monkeypatch.setattr(stacked, "best_shares", lambda logs: np.array([0.5, 0.5]))
     state = fit("stacked", "student", data, rng=Seed(3))
     inputs, targets = data.tensors("validation")
     draws = state.config["draws"]
-    for share in (0.0, 0.43, 1.0):
+    for share in (0.01, 0.43, 0.99):
         posterior = StackedPosterior(with_shares(state, share, 1 - share))
         predictive, count = posterior.predict(inputs), round(share * draws)
-        network = posterior.networks[0].predict(inputs)
+        network = posterior.parts["tabm"].predict(inputs)
         members = network.draw_log_prob(targets)
         ours = predictive.draw_log_prob(targets)
         assert isinstance(predictive, Categorical if task == "classification" else StudentT) and len(ours) == draws
@@ -139,15 +143,32 @@ def test_trees_for_quantiles_are_mixed_with_the_network_at_the_best_share(tiny_t
     state = fit("stacked", "student", tiny_table, rng=Seed(3), boosting=boosting)
     inputs, targets = tiny_table.tensors("validation")
     posterior = StackedPosterior(state)
-    (network,) = posterior.networks
-    logs = torch.stack([of.predict(inputs).log_prob(targets).double() for of in (network, posterior.trees)])
+    logs = torch.stack([of.predict(inputs).log_prob(targets).double() for of in posterior.parts.values()])
     share, rest = state.tensors["shares"].tolist()
     assert [share, rest] == pytest.approx(best_shares(logs)) and 0 < share < 1 and state.config["tails"] is None
     expected = (share * logs[0].exp() + rest * logs[1].exp()).log()
     torch.testing.assert_close(posterior.predict(inputs).log_prob(targets).double(), expected)
-    for extreme, only in ((0.0, logs[1]), (1.0, logs[0])):
-        changed = StackedPosterior(with_shares(state, extreme, 1 - extreme))
-        assert torch.equal(changed.predict(inputs).log_prob(targets).double(), only)
+
+
+@pytest.mark.parametrize("noise", ["one", "quantiles"])
+@pytest.mark.parametrize("only", ["tabm", "boosting"])
+def test_a_part_without_a_share_is_not_fitted_again_nor_stored(
+    only: str, noise: str, tiny_table: FitData, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    boosting = {**config_of("stacked", "regression").boosting.__dict__, "noise": noise}
+    settings: dict[str, Any] = {"boosting": boosting, "share_folds": 2}
+    both = fit("stacked", "student", tiny_table, rng=Seed(3), **settings)
+    monkeypatch.setattr(stacked, "best_shares", lambda logs: np.array([only == "tabm", only != "tabm"], float))
+    state = fit("stacked", "student", tiny_table, rng=Seed(3), **settings)
+    assert state.tensors["shares"].tolist() == [1.0] and list(StackedPosterior(state).parts) == [only]
+    kept = {name for name in both.tensors if name.startswith(f"{only}.")}
+    assert kept and set(state.tensors) == {*kept, "shares"}
+    assert all(torch.equal(state.tensors[name], both.tensors[name]) for name in kept)
+    inputs, targets = tiny_table.tensors("validation")
+    alone = StackedPosterior(both).parts[only].predict(inputs)
+    tails = both.config["tails"] if only == "boosting" else None
+    expected = with_tails(alone, tails).log_prob(targets)
+    assert torch.equal(StackedPosterior(state).predict(inputs).log_prob(targets), expected)
 
 
 @pytest.mark.parametrize("noise", ["one", "quantiles"])
@@ -158,8 +179,8 @@ def test_a_second_network_has_its_own_share(noise: str, tiny_table: FitData) -> 
     state = fit("stacked", "student", tiny_table, rng=Seed(3), draws=20, second=other, boosting=boosting)
     posterior = StackedPosterior(with_shares(state, 0.32, 0.45, 0.23))
     inputs, targets = tiny_table.tensors("validation")
-    parts = [network.predict(inputs) for network in posterior.networks]
-    trees = with_tails(posterior.trees.predict(inputs), state.config["tails"])
+    *parts, plain = (part.predict(inputs) for part in posterior.parts.values())
+    trees = with_tails(plain, state.config["tails"])
     assert [len(part.draw_mean) for part in parts] == [config.tabm.members, 3]  # type: ignore[attr-defined]
     predictive = posterior.predict(inputs)
     if noise == "one":

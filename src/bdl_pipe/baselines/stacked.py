@@ -6,9 +6,9 @@ rows. The shares w_k of the parts maximise the log score of their mixture on the
     Σ_i log Σ_k w_k p_k(y_i | x_i),    w_k ≥ 0, Σ_k w_k = 1,
 
 which is concave in w (Wolpert 1992 stacks predictions; Yao, Vehtari, Simpson & Gelman 2018, equation 4, predictive
-distributions by the log score of rows that are each left out). Then all parts are fitted to all rows, and keep the
-shares. If there is one fold and the data keep the validation rows out of the fit, the first fits are the last. Few rows
-have folds by default, as a tenth of them would give the shares a large error.
+distributions by the log score of rows that are each left out). Then the parts with a share above 0 are fitted to all
+rows, and keep the shares. If there is one fold and the data keep the validation rows out of the fit, the first fits are
+the last. Few rows have folds by default, as a tenth of them would give the shares a large error.
 
 The parts are TabM, trees and, if ``second`` has its hyperparameters, a second TabM: of two networks, one can be
 regularised more than the other, and the shares find which one the rows need.
@@ -20,7 +20,7 @@ the trees (:func:`.likelihood.least_student_nll`). Trees for quantiles (``boosti
 
 The predictive has ``draws`` equally weighted draws, which joints and disagreement need: each part has its share of
 them, rounded by less than 1/draws, and a network's members are used about equally often. With trees for quantiles the
-predictive is the mixture of the parts', which counts as one draw.
+predictive is the mixture of the parts', which counts as one draw. A part with all of the share keeps its own draws.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -121,10 +121,10 @@ class StackedPosterior(StoredPosterior):
 
     def __init__(self, state: State, device: torch.device | str = "cpu") -> None:
         super().__init__(state, device)
-        names = [name for name in _PARTS if name in state.config]
-        parts = {name: State(under(f"{name}.", state.tensors), state.config[name]) for name in names}
-        self.trees = BoostingPosterior(parts.pop(_TREES), device)
-        self.networks = [NetworkDraws.from_state(part, device) for part in parts.values()]
+        named = {
+            name: State(under(f"{name}.", state.tensors), state.config[name]) for name in _PARTS if name in state.config
+        }
+        self.parts = {name: _part(name, of, device) for name, of in named.items()}
         self._shares = state.tensors["shares"].tolist()
         # cumulative shares are rounded, so that the counts have the right sum
         ends = [round(float(end) * state.config["draws"]) for end in np.cumsum([0.0, *self._shares])]
@@ -133,12 +133,11 @@ class StackedPosterior(StoredPosterior):
 
     def predict(self, inputs: Tensor, *, rng: Seed = Seed(0)) -> Predictive:
         """Predict transformed inputs, in the units of the transformed targets; ``rng`` is not used."""
-        networks = [network.predict(inputs, rng=rng) for network in self.networks]
-        parts = [*networks, with_tails(self.trees.predict(inputs), self._tails)]
+        parts = _predicted(self.parts, inputs, self._tails)
+        if len(parts) == 1:
+            return parts[0]
         if isinstance(parts[-1], Quantiles):
-            kept = [(part, share) for part, share in zip(parts, self._shares, strict=True) if share]
-            assert all(isinstance(part, Continuous) for part, _ in kept)
-            return kept[0][0] if len(kept) == 1 else Mixture(*zip(*kept, strict=True))
+            return Mixture([part for part in parts if isinstance(part, Continuous)], self._shares)
 
         def draws(of: Callable[[Any], Tensor]) -> Tensor:
             """Return each part's draws in its count, its members about equally often."""
@@ -157,6 +156,18 @@ class StackedPosterior(StoredPosterior):
         return Gaussian(draws(lambda part: part.draw_mean), draws(lambda part: part.draw_variance))
 
 
+def _part(name: str, state: State, device: torch.device | str) -> NetworkDraws | BoostingPosterior:
+    return BoostingPosterior(state, device) if name == _TREES else NetworkDraws.from_state(state, device)
+
+
+def _predicted(
+    parts: Mapping[str, NetworkDraws | BoostingPosterior], inputs: Tensor, tails: list[float] | None
+) -> list[Predictive]:
+    """Return each part's predictive, the trees' with ``tails``."""
+    each = {name: part.predict(inputs) for name, part in parts.items()}
+    return [with_tails(of, tails) if name == _TREES else of for name, of in each.items()]
+
+
 def with_tails(trees: Predictive, tails: list[float] | None) -> Predictive:
     """Return the trees' Gaussian as a Student t; ``tails`` is the line of its log squared scale, and the degrees."""
     if tails is None:
@@ -168,29 +179,32 @@ def with_tails(trees: Predictive, tails: list[float] | None) -> Predictive:
 
 
 def fit(data: FitData, inputs: Inputs, config: StackedConfig, *, rng: Seed, report: Report) -> State:
-    """Fit both parts, find the share, and fit both parts to all rows; ``inputs`` are not used.
+    """Fit all parts, find their shares, and fit the used parts to all rows; ``inputs`` are not used.
 
     Raises:
-        ConfigError: there is one fold, and there are no validation rows, on which the share would be found.
+        ConfigError: there is one fold, and there are no validation rows, on which the shares would be found.
     """
     config = replace(config, boosting=chosen(config.boosting, data))
     held = _held(data, config.share_folds, rng.fold("search"))
-    final = [] if held[0][0] is data else [(data, rng.fold("final"), "final")]
-    parts = _Parts(report, len(config.parts) * (len(held) + len(final)))
-    fits = list[dict[str, State]]()
-    for rows, address, where in held + final:
-        fits.append({})
-        for name, (method, settings) in config.parts.items():
-            one, seed = method.stages["student"].fit_one, address.fold(name)
-            fits[-1][name] = parts.fit(
-                f"{where}-{name}",
-                lambda part: one(rows, {}, settings, rng=seed, report=part),  # noqa: B023
-            )
-    shares, tails = _shares([(states, rows) for states, (rows, _, _) in zip(fits, held, strict=False)], config)
-    tensors = {f"{name}.{key}": value for name, of in fits[-1].items() for key, value in of.tensors.items()}
+    again = held[0][0] is not data
+    parts = _Parts(report, len(config.parts) * (len(held) + again))
+
+    def fit_part(name: str, rows: FitData, address: Seed, where: str) -> State:
+        method, settings = config.parts[name]
+        one = method.stages["student"].fit_one
+        return parts.fit(f"{where}-{name}", lambda part: one(rows, {}, settings, rng=address.fold(name), report=part))
+
+    fits = [{name: fit_part(name, *of) for name in config.parts} for of in held]
+    shares, tails = _shares([(states, rows) for states, (rows, _, _) in zip(fits, held, strict=True)], config)
+    used = [name for name, share in zip(config.parts, shares, strict=True) if share]
+    if again:
+        final = {name: fit_part(name, data, rng.fold("final"), "final") for name in used}
+    else:
+        final = {name: fits[0][name] for name in used}
+    tensors = {f"{name}.{key}": value for name, of in final.items() for key, value in of.tensors.items()}
     about = {"posterior": StackedPosterior.key, "draws": config.draws, "tails": tails}
-    about |= {name: of.config for name, of in fits[-1].items()}
-    return State({**tensors, "shares": torch.from_numpy(shares)}, about)
+    about |= {name: of.config for name, of in final.items()}
+    return State({**tensors, "shares": torch.from_numpy(shares[shares > 0])}, about)
 
 
 def _held(data: FitData, folds: int, rng: Seed) -> list[tuple[FitData, Seed, str]]:
@@ -221,12 +235,9 @@ def _shares(
     """Return the parts' shares, and the trees' line and degrees of freedom, from fits and the rows they left out."""
     predicted = list[tuple[list[Predictive], Tensor]]()
     for states, held in fits:
-        posteriors = [
-            BoostingPosterior(of, held.device) if name == _TREES else NetworkDraws.from_state(of, held.device)
-            for name, of in states.items()
-        ]
+        posteriors = {name: _part(name, of, held.device) for name, of in states.items()}
         for inputs, targets in held.rows("validation", held.device).batches(_ROWS):
-            predicted.append(([posterior.predict(inputs) for posterior in posteriors], targets))
+            predicted.append((_predicted(posteriors, inputs, None), targets))
     tails: list[float] | None = None
     if config.tabm.tails == "student" and config.boosting.noise != "quantiles":
         plain = [(with_tails(of[-1], [0.0, 1.0, 6.0]), targets) for of, targets in predicted]
@@ -282,10 +293,21 @@ class _Parts(Report):
 
 
 def default(size: Size) -> Section:
-    """Return the hyperparameters of both parts, as ``add`` writes them for the two methods, and folds of few rows."""
+    """Return the hyperparameters of the parts, as ``add`` writes them for the two methods, and folds of few rows.
+
+    Regression on 1,000 to 10,000 training rows has a second network, regularised more.
+    """
     assert TABM.default is not None
     parts = {"tabm": {**TABM.settings, **TABM.default.override(size)}, "boosting": dict(BOOSTING.settings)}
-    return parts | ({"share_folds": _FOLDS} if size.train < _MANY else {})
+    if size.train < _MANY:
+        return {**parts, "share_folds": _FOLDS}
+    return {**parts, "second": _regularised(parts["tabm"])} if size.binned is not None else parts
+
+
+def _regularised(tabm: Section) -> Section:
+    training = tabm["training"]
+    slow = {**training, "optimiser": {**training["optimiser"], "lr": 3e-3}}
+    return {**tabm, "network": {**tabm["network"], "dropout": 0.1}, "training": slow}
 
 
 STACKED = Method(
@@ -295,6 +317,6 @@ STACKED = Method(
     stages={"student": StageSpec(fit)},
     search={"tabm.training.optimiser.lr": (1e-4, 3e-2, "log"), "boosting.learning_rate": (1e-2, 3e-1, "log")},
     settings={"draws": 32},
-    # both parts are fitted twice, or to each fold of few rows
+    # all parts are fitted twice, or to each fold of few rows; a second network doubles it
     default=Default(14.0, override=default, suits=lambda size: size.image is None and not size.tiny),
 )
