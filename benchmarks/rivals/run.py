@@ -14,11 +14,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import pandas as pd
 
 from bdl_pipe import config, evaluation, fitting, plugins, recalibration, registry
 from bdl_pipe.artifacts import State
 from bdl_pipe.data.examples import Examples
 from bdl_pipe.data.fitdata import FitData
+from bdl_pipe.data.size import Size
 from bdl_pipe.errors import Diverged, UserError
 from bdl_pipe.evaluation import CleanResult
 from bdl_pipe.method import Method
@@ -53,15 +55,19 @@ class Trial:
 def prepare(folder: Path, tables: Sequence[Table]) -> Params:
     """Add tables with the rules of ``add`` for the headline (rule.md), prepare them, and return the params.
 
+    ``add`` has ten minutes for each split.
+
     Raises:
         UserError: a table is missing, or a stage failed.
     """
     project.make(folder)
     for table in tables:
-        path = fetch.write(table, folder / "data").relative_to(folder)
+        path = fetch.write(table, folder / "data")
         if (folder / "params" / "data" / f"{table.name}.yaml").is_file():
             continue
-        words = [str(path), "--target", table.target, "--name", table.name, "--minutes", str(project.MINUTES)]
+        minutes = project.MINUTES * Size(table.task, len(pd.read_csv(path)), 1).splits
+        words = [str(path.relative_to(folder)), "--target", table.target, "--name", table.name]
+        words += ["--minutes", str(minutes)]
         words += ["--leave-out", *table.leave_out] if table.leave_out else []
         project.verb(folder, "add", *words, "--methods", "stacked")
     missing = [table.name for table in tables if not (folder / "work" / "prepare" / table.name).is_dir()]
