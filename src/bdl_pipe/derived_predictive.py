@@ -3,14 +3,42 @@
 import math
 from collections.abc import Callable, Sequence
 from functools import cached_property
-from typing import final
+from typing import Final, final
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
 from .predictive import Continuous, Gaussian, Predictive
 from .student_t import StudentT
+
+_LEAST_SHARE: Final = 1e-3  # of a part of a mixture
+
+
+def best_shares(
+    log_densities: Float[np.ndarray, "part row"], steps: int, counts: Float[np.ndarray, " row"] | None = None
+) -> Float[np.ndarray, " part"]:
+    """Return the shares w of a mixture's parts that maximise Σ_i n_i log Σ_k w_k p_k(y_i), by EM.
+
+    The maximum is one of a concave function (Laird 1978; Lindsay 1983). A row whose densities are all 0 plays no part;
+    if there is no other row, the shares are equal. A share below .001 becomes 0.
+
+    Args:
+        log_densities: log p_k(y_i).
+        steps: the number of EM steps.
+        counts: n_i; all 1 if None.
+    """
+    possible = np.isfinite(log_densities.max(0))
+    logs, shares = log_densities[:, possible], np.full(len(log_densities), 1 / len(log_densities))
+    if not possible.any():
+        return shares
+    density, count = np.exp(logs - logs.max(0)), np.ones(logs.shape[1]) if counts is None else counts[possible]
+    for _ in range(steps):
+        joint = shares[:, None] * density
+        shares = (joint / joint.sum(0)) @ count / count.sum()
+    shares[shares < _LEAST_SHARE] = 0
+    return shares / shares.sum()
 
 
 @final

@@ -11,8 +11,7 @@ is then too narrow for most rows. The shares w_k maximise
 
     Σ_i log Σ_k w_k p_k(z_i | x_i) + n_0 E_t log Σ_k w_k N(t; 0, (s_k/c)²),  t ~ N(0, 1),
 
-the log-likelihood of the calibration rows and of n_0 = 40 imagined rows that the width c describes exactly. It is
-concave in the shares, so that EM finds its maximum (Laird 1978; Lindsay 1983: the likelihood of a mixing distribution).
+the log-likelihood of the calibration rows and of n_0 = 40 imagined rows that the width c describes exactly.
 If z is the logarithm of the target, a width above 1 stretches a row to a standard deviation of at most 1, or leaves it
 as it is. Otherwise one far draw of a posterior sets the mean of exp(z): on one row of ``check_times`` it was 17,000,
 and the median 68.
@@ -36,7 +35,7 @@ from . import conformal
 from .artifacts import State
 from .data.examples import Examples
 from .data.transform import Transform
-from .derived_predictive import Mixture, for_logarithms
+from .derived_predictive import Mixture, best_shares, for_logarithms
 from .errors import ArtifactError
 from .predictive import Categorical, Continuous, Gaussian, Predictive, require_column, require_outputs
 from .student_t import StudentT
@@ -46,7 +45,6 @@ _EXPONENTS: Final = range(-6, 4)  # k, if c is 1; a width above 2.83 would move 
 _MEDIAN: Final = NormalDist().inv_cdf(0.75)  # the median of |t|
 _IMAGINED: Final = 40  # n_0; with 60 to 200 calibration rows of four tables, 20 and 80 gave about the same NLL
 _STEPS: Final = 500  # the number of EM steps
-_LEAST_SHARE: Final = 1e-3  # a width with a smaller share is left out
 Factor = float | Float[Tensor, "batch output"]
 
 
@@ -183,7 +181,7 @@ def _stretched(predictive: Continuous, factor: float, most: Float[Tensor, " outp
 def _shares(
     log_densities: Float[np.ndarray, "width row"], relative: Float[np.ndarray, " width"]
 ) -> Float[np.ndarray, " width"]:
-    """Return the shares of the widths; a row with a density of 0 at every width plays no part.
+    """Return the shares of the widths.
 
     Args:
         relative: the widths over c.
@@ -191,15 +189,8 @@ def _shares(
     t = np.linspace(-4, 4, _IMAGINED)[None]
     weight = np.exp(-(t**2) / 2)
     imagined = -(t**2) / (2 * relative[:, None] ** 2) - np.log(relative[:, None])
-    possible = log_densities[:, np.isfinite(log_densities.max(0))]
-    every = np.concatenate([possible, imagined], axis=1)
-    count = np.concatenate([np.ones(possible.shape[1]), (_IMAGINED * weight / weight.sum())[0]])
-    density, shares = np.exp(every - every.max(0)), np.full(len(relative), 1 / len(relative))
-    for _ in range(_STEPS):
-        joint = shares[:, None] * density
-        shares = (joint / joint.sum(0)) @ count / count.sum()
-    shares[shares < _LEAST_SHARE] = 0
-    return shares / shares.sum()
+    counts = np.concatenate([np.ones(log_densities.shape[1]), (_IMAGINED * weight / weight.sum())[0]])
+    return best_shares(np.concatenate([log_densities, imagined], axis=1), _STEPS, counts)
 
 
 def widened(base: Continuous, factor: Factor) -> Continuous:

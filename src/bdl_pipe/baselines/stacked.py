@@ -39,7 +39,7 @@ from ..data import units
 from ..data.fitdata import FitData
 from ..data.size import Section, Size
 from ..data.split_rows import take
-from ..derived_predictive import Mixture
+from ..derived_predictive import Mixture, best_shares
 from ..errors import ConfigError, require, require_positive
 from ..method import Default, Inputs, Method, StageSpec
 from ..posterior import NetworkDraws
@@ -55,8 +55,7 @@ from .tabm import TABM, TabmConfig
 
 _TREES: Final = "boosting"
 _PARTS: Final = {"tabm": TABM, "second": TABM, _TREES: BOOSTING}  # the trees last
-_STEPS_OF_SHARES: Final = 5_000
-_LEAST_SHARE: Final = 1e-3  # a part with a smaller share is left out; EM comes to 0 no faster than 1 over its steps
+_STEPS_OF_SHARES: Final = 5_000  # a share comes to 0 no faster than 1 over the steps
 _ROWS: Final = 1000  # validation rows of one forward pass
 _MANY: Final = 1_000  # training rows whose validation rows are enough for the share
 _FOLDS: Final = 5
@@ -94,23 +93,6 @@ class StackedConfig:
         """Return each part's method and hyperparameters, the trees last."""
         given = {name: getattr(self, name) for name in _PARTS}
         return {name: (_PARTS[name], settings) for name, settings in given.items() if settings is not None}
-
-
-def best_shares(log_densities: Float[Tensor, "part row"]) -> Float[np.ndarray, " part"]:
-    """Return the shares w that maximise Σ log Σ_k w_k exp(log density of part k), by EM (see :mod:`.recalibration`).
-
-    A row whose densities are all 0 plays no part; if there is no other row, the shares are equal.
-    """
-    top = log_densities.amax(0)
-    density = (log_densities - top)[:, top.isfinite()].double().exp().cpu().numpy()
-    shares = np.full(len(density), 1 / len(density))
-    if not density.shape[1]:
-        return shares
-    for _ in range(_STEPS_OF_SHARES):
-        joint = shares[:, None] * density
-        shares = (joint / joint.sum(0)).mean(1)
-    shares[shares < _LEAST_SHARE] = 0
-    return shares / shares.sum()
 
 
 @final
@@ -247,7 +229,7 @@ def _shares(
         torch.stack([part.log_prob(targets) for part in (*networks, with_tails(trees, tails))])
         for (*networks, trees), targets in predicted
     ]
-    return best_shares(torch.cat(logs, 1)), tails
+    return best_shares(torch.cat(logs, 1).double().cpu().numpy(), _STEPS_OF_SHARES), tails
 
 
 @final
