@@ -299,6 +299,6 @@ STACKED = Method(
     stages={"student": StageSpec(fit)},
     search={"tabm.training.optimiser.lr": (1e-4, 3e-2, "log"), "boosting.learning_rate": (1e-2, 3e-1, "log")},
     settings={"draws": 32},
-    # all parts are fitted twice, or to each fold of few rows; a second network doubles it
+    # all parts are fitted twice, or to each fold of few rows; a second network at least doubles it
     default=Default(14.0, override=default, suits=lambda size: size.image is None and not size.tiny),
 )
