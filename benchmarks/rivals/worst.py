@@ -1,6 +1,7 @@
 """results/your_data/worst.csv: the errors of the differences in NLL that are beyond the rule's bound.
 
-    python -m benchmarks.rivals.worst      # after the rows of benchmarks.rivals
+    python -m benchmarks.rivals.worst                 # after the rows of benchmarks.rivals
+    python -m benchmarks.rivals.worst --only tobacco  # the rows of other tables stay
 
 A table is beyond the bound if the headline's NLL is more than .05 nats above the least NLL of the others. There both
 are fitted again (another processor may move an NLL in its third digit), and the difference gets the standard error of
@@ -32,16 +33,20 @@ def main() -> int:
     """Fit the pairs, and write their differences and the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--folder", type=Path, default=project.ROOT / ".state" / "rivals", help="the project folder")
-    folder, rows = parser.parse_args().folder, judged.labelled(pd.read_csv(OUT / "rivals.csv"))
-    pairs = judged.beyond(judged.scores(rows, "nll", list(BY_NAME)))
+    parser.add_argument("--only", nargs="+", metavar="TABLE", choices=list(BY_NAME), default=list(BY_NAME))
+    chosen, rows = parser.parse_args(), judged.labelled(pd.read_csv(OUT / "rivals.csv"))
+    folder, every = chosen.folder, judged.beyond(judged.scores(rows, "nll", list(BY_NAME)))
+    pairs = {table: other for table, other in every.items() if table in chosen.only}
     params, commit = run.prepare(folder, [BY_NAME[name] for name in pairs]), run.facts()["commit"][:8]
-    found = []
+    former = pd.read_csv(OUT / "worst.csv") if (OUT / "worst.csv").is_file() else pd.DataFrame(columns=list(COLUMNS))
+    stay = [every.get(row.table) == row.other and row.table not in pairs for row in former.itertuples()]
+    found = list(former[stay].itertuples(index=False, name=None))
     for table, other in pairs.items():
         headline, best = (_log_densities(folder, params, rows, table, label) for label in (judged.HEADLINE, other))
         gaps = best - headline
         found.append((table, other, gaps.mean(), gaps.std(ddof=1) / math.sqrt(len(gaps)), len(gaps), commit))
         print(*found[-1], flush=True)
-    made = pd.DataFrame(found, columns=list(COLUMNS))
+    made = pd.DataFrame(found, columns=list(COLUMNS)).sort_values("table", key=lambda c: c.map(list(BY_NAME).index))
     write_bytes(OUT / "worst.csv", made.to_csv(index=False, float_format="%.7g").encode())
     page.write(OUT)
     return 0
