@@ -38,6 +38,13 @@ class ArrowColumn:
         return pa.chunked_array([[1.0, 2.0]]).__arrow_c_stream__(requested_schema)
 
 
+class Query:
+    """Rows that are not read yet, as a LazyFrame of polars is."""
+
+    def collect(self) -> pd.DataFrame:
+        return FRAME
+
+
 ROWS: dict[str, Any] = {
     "x": X,
     "nine": X[:9],
@@ -52,6 +59,8 @@ ROWS: dict[str, Any] = {
     "images of float64": np.zeros((60, 8, 8)),
     "a series": pd.Series(Y),
     "a column of Arrow": ArrowColumn(),
+    "a query": Query(),
+    "complex": FRAME.assign(b=FRAME["b"] * 1j),
     "sparse": scipy.sparse.csr_matrix(X),
 }
 TARGETS: dict[str, Any] = {

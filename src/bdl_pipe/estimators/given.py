@@ -44,7 +44,7 @@ def as_table(x: Any) -> Any:
     """Return a pandas frame unchanged, and any other frame as an Arrow table.
 
     Raises:
-        DataError: ``given`` is one column, not a frame.
+        DataError: ``x`` is one column, not a frame.
     """
     if isinstance(x, np.ndarray):
         return pa.table({name: typed_column(without_masks(x[name])) for name in x.dtype.names or ()})
@@ -85,7 +85,7 @@ def table_of(x: Any, names: Sequence[str] | None = None) -> pa.Table:
         names: the columns' names in order. None keeps the frame's names, or names an array's columns ``x0``, ``x1`` …
 
     Raises:
-        DataError: two columns have the same name.
+        DataError: two columns have the same name, or a column has complex numbers.
     """
     if isinstance(x, np.ndarray):
         columns: list[Any] = [typed_column(values) for values in x.T]
@@ -93,8 +93,11 @@ def table_of(x: Any, names: Sequence[str] | None = None) -> pa.Table:
     elif isinstance(x, pa.Table):
         columns, present = x.columns, _names(x)
     else:
-        columns = [typed_cells(x.iloc[:, place]) for place in range(x.shape[1])]
         present = _names(x)
+        for name, dtype in zip(present, x.dtypes, strict=True):
+            if getattr(dtype, "kind", "") == "c":
+                raise DataError(f"{ORIGIN}: column {short(name)} must have real numbers, got {dtype}")
+        columns = [typed_cells(x.iloc[:, place]) for place in range(x.shape[1])]
     return pa.table(columns, names=list(names or present))
 
 
@@ -167,7 +170,7 @@ def images_of(x: np.ndarray, shape: Sequence[int] | None = None) -> np.ndarray:
         shape: the required (channel, height, width). None allows any shape.
 
     Raises:
-        DataError: ``given`` is not an array of such images.
+        DataError: ``x`` is not an array of such images.
     """
     if x.dtype.kind in "iu" and x.size and x.min() >= 0 and x.max() <= 255:
         x = x.astype(np.uint8)
@@ -245,6 +248,8 @@ class TakesRows(BaseEstimator):
     def _validated(self, x: object, **rules: Any) -> tuple[Any, bool]:
         """Return ``X`` as a frame or an array, after scikit-learn's checks, and whether it is a frame."""
         x = without_masks(x)
+        if hasattr(x, "collect") and not is_frame(x):  # a query of polars or of another package, which has no rows yet
+            raise DataError(f"{ORIGIN}: must be rows in memory, got {short(type(x).__name__)}; pass {ORIGIN}.collect()")
         if not is_frame(x):
             return validate_data(self, x, **rules, **_AS_IT_IS), False
         x = as_table(x)
