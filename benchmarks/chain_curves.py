@@ -15,7 +15,6 @@ first ``WATCHED`` test rows; the worst row counts. A pass computes one gradient 
 """
 
 import argparse
-import csv
 import itertools
 import math
 import time
@@ -45,6 +44,7 @@ from bdl_pipe.sgmcmc.method import SgmcmcConfig, average, teacher
 from bdl_pipe.sgmcmc.sampler import SamplerConfig
 from bdl_pipe.sgmcmc.sampling import kept_steps
 from bdl_pipe.sgmcmc.schedules import Thinning
+from benchmarks import stored_rows, written
 from benchmarks.toys.methods import RATE
 from benchmarks.toys.problems import OUT
 from pipeline.core import places, provenance, records
@@ -186,9 +186,7 @@ def page(name: str, rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any],
         about = about.replace(f"``{word}``", text)
     text = [f"# {name}: chains against their cost and against temperature", about, f"![{name}](curves-{name}.png)"]
     cells = [[row[column] or "–" for column in COLUMNS] for row in rows if row["seconds"]]
-    text.append("\n".join(f"| {' | '.join(row)} |" for row in [head, ["---", *["---:"] * 8], *cells]))
-    text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
-    return "\n\n".join(text) + "\n"
+    return "\n\n".join([*text, written.table(head, cells), written.listed(facts)]) + "\n"
 
 
 def draw(name: str, rows: Sequence[Mapping[str, str]]) -> None:
@@ -238,10 +236,8 @@ def main() -> None:
             "teacher": f"{run.key}, {chains.count} chains; {run.config.target}; {run.config.sampler}",
             "diverged": "; ".join(diverged) or "none",
         }
-        with open(stored := OUT / f"curves-{name}.csv", "w", newline="") as file:
-            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-            writer.writerows([dict(zip(COLUMNS, COLUMNS, strict=True)), *rows])
-        table = list(csv.DictReader(stored.read_text().splitlines()))
+        stored_rows.write(stored := OUT / f"curves-{name}.csv", COLUMNS, rows)
+        table = stored_rows.read(stored)
         (OUT / f"curves-{name}.md").write_text(page(name, table, facts, run.config.sampler.batch))
         draw(name, table)
 

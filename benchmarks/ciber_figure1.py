@@ -26,7 +26,7 @@ from bdl_pipe.collapsed.integrals import radius
 from bdl_pipe.collapsed.rectified import Rectified
 from bdl_pipe.drawing import STYLE
 from benchmarks.ciber_integrals import DIGITS, nearest_radius, triangle, triangle_below
-from benchmarks.ciber_page import PAGES, table, write
+from benchmarks.written import PAGES, table, write
 
 REACH: Final = 3  # the weight is uniform on [-REACH, REACH]
 POINTS: Final = (-2, -1, 0, 1, 2, 3, 4, 5)

@@ -35,8 +35,8 @@ import torch
 from scipy.optimize import linear_sum_assignment
 
 from bdl_pipe.collapsed.integrals import few_uniforms, radius
-from benchmarks.ciber_page import PAGES, error, table, write
 from benchmarks.ciber_toy import HIDDEN, INTERVALS, NOISES, Reference, cubic, features, functions, parts, read_reference
+from benchmarks.written import PAGES, error, table, write
 
 GRID = np.linspace(-1.5, 1.5, 25)
 REACH, POINTS = 14.0, 281  # the grid of y, with steps of half the noise

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from bdl_pipe.collapsed.integrals import Piecewise, cubic_sigmoid, few_uniforms, triangular
 from bdl_pipe.seeds import Seed
-from benchmarks.ciber_page import PAGES, error, table, write
+from benchmarks.written import PAGES, error, table, write
 
 DIGITS = 50
 PAPER_P, PAPER_MEAN = 0.164, 0.752

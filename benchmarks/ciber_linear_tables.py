@@ -32,7 +32,7 @@ from benchmarks.ciber_linear import (
     spread_of,
     truth,
 )
-from benchmarks.ciber_page import PAGES, error, table, write
+from benchmarks.written import PAGES, error, table, write
 
 SPREADS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)
 SIZES = (5, 10, 20, 50, 100, 150, 300)

@@ -54,6 +54,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
+from benchmarks import stored_rows
 from pipeline.core import provenance
 from pipeline.core.records import device_name
 
@@ -202,10 +203,7 @@ def settings() -> dict[str, Any]:
 
 def done(path: Path) -> set[Fit]:
     """Return the fits of which the table has a row."""
-    if not path.exists():
-        return set()
-    with path.open() as file:
-        return {Fit(row["table"], int(row["split"]), row["fit"], int(row["rows"])) for row in csv.DictReader(file)}
+    return {Fit(row["table"], int(row["split"]), row["fit"], int(row["rows"])) for row in stored_rows.read(path)}
 
 
 def add(path: Path, row: Mapping[str, Any]) -> None:

@@ -21,6 +21,7 @@ from bdl_pipe import BayesianRegressor
 from bdl_pipe.errors import ConfigError
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
+from benchmarks import written
 from pipeline.core import provenance
 from pipeline.core.records import device_name
 
@@ -45,17 +46,14 @@ def main() -> None:
         shares, excess = 100 * found[:, :3].mean(0), found[:, 3]
         error = excess.std(ddof=1) / ADDRESSES**0.5
         cells = [*(f"{share:.0f}" for share in shares), f"{excess.mean():.3f} ± {error:.3f}", f"{seconds:.1f}"]
-        lines.append(f"| `{method}` | {' | '.join(cells)} |")
-        print(lines[-1], flush=True)
+        lines.append([f"`{method}`", *cells])
+        print(*lines[-1], flush=True)
     facts = {
         "commit": provenance.commit(),
         "device": device_name("cpu"),
         "seconds": round(time.perf_counter() - started),
     }
-    about = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    table = "\n".join(["| " + " | ".join(HEAD) + " |", "| :--- |" + " ---: |" * (len(HEAD) - 1), *lines])
-    text = (__doc__ or "").partition("\n")[2].strip("\n")
-    OUT.write_text(f"# Coverage by the size of the noise\n\n{text}\n\n{about}\n\n{table}\n")
+    OUT.write_text(written.page("Coverage by the size of the noise", __doc__, facts, written.table(HEAD, lines)))
 
 
 def law(rows: int, rng: Seed) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

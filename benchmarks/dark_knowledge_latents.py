@@ -38,7 +38,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.method import average
 from bdl_pipe.training.loop import run_steps
-from benchmarks.pages.coresets import uncommitted
+from benchmarks import stored_rows, written
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load
 from pipeline.prepared import folders
@@ -196,12 +196,12 @@ def measured(rows: list[dict[str, str]]) -> Iterator[Row]:
 
 def table(rows: Sequence[Mapping[str, str]], columns: Mapping[str, str], first: str) -> str:
     """Return the means over splits, with their standard errors, of rows of one part as Markdown."""
-    lines = [[first, "splits", *columns.values()], ["---", *["---:"] * (1 + len(columns))]]
+    lines = list[list[str]]()
     for key in dict.fromkeys((row["name"], row["dimension"] if "probe" in columns else "") for row in rows):
         same = [row for row in rows if row["name"] == key[0] and key[1] in ("", row["dimension"])]
         cells = [cell([row[c] for row in same if row[c]], whole=c == "dimension") for c in columns]
         lines.append([key[0], f"{len(same)}", *cells])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return written.table([first, "splits", *columns.values()], lines)
 
 
 def cell(texts: Sequence[str], *, whole: bool) -> str:
@@ -220,9 +220,7 @@ def page(rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
     """Return the page of the stored rows."""
     parts = {part: [row for row in rows if row["part"] == part] for part in ("linear", "shares", "students")}
     shares = {"dimension": "d", "probe": "kept at the probe inputs"}
-    text = ["# Boston: what a student with a latent keeps", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n")]
-    text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
-    text += [
+    text = [
         "## A teacher of Gaussian weights, with the bound of its law in closed form",
         table(parts["linear"], {**shares, "rows": "the bound", "new": "kept at new inputs"}, "draws"),
         "## Boston: the fixed point",
@@ -247,13 +245,13 @@ def page(rows: Sequence[Mapping[str, str]], facts: Mapping[str, Any]) -> str:
             "student",
         ),
     ]
-    return "\n\n".join(text) + "\n"
+    return written.page("Boston: what a student with a latent keeps", __doc__, facts, *text)
 
 
 def main() -> None:
     torch.set_num_threads(1)
     stored = OUT / "latents.csv"
-    rows = list(csv.DictReader(stored.read_text().splitlines())) if stored.exists() else []
+    rows = stored_rows.read(stored)
     with open(stored, "a", newline="") as file:
         writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
         if not rows:
@@ -269,7 +267,7 @@ def main() -> None:
         "data": f"boston, {records.data_hash('boston')}; {SPLITS['shares']} splits, students {SPLITS['students']}",
         "teacher": f"{TEACHER}, 4 chains of 100 draws, commit {records.read('teacher', TEACHER)['commit']}",
     }
-    (OUT / "latents.md").write_text(page(list(csv.DictReader(stored.read_text().splitlines())), facts))
+    (OUT / "latents.md").write_text(page(stored_rows.read(stored), facts))
 
 
 if __name__ == "__main__":

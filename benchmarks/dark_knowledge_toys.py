@@ -30,6 +30,7 @@ from bdl_pipe.predictive import Categorical, Continuous, Gaussian, Predictive
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.method import average
+from benchmarks import written
 from benchmarks.toys.methods import ROWS
 from benchmarks.toys.problems import OUT, PROBLEMS, Problem
 from pipeline.core import provenance, records
@@ -109,29 +110,29 @@ def students(problem: Problem, truth: State, seeds: int) -> str:
     names = ["SGLD", *(name for name in ROWS[problem.name] if name.endswith(("offline", "online")))]
     measured = [lines(problem, truth, seed, names) for seed in range(seeds)]
     inside, own = problem.inside, _sd(problem, truth)
-    text = ["| method | KL inside | KL outside | KL, all | sd outside | CPU s |", "| --- |" + " ---: |" * 5]
+    rows = list[list[str]]()
     for name in names:
         found = [one[name] for one in measured]
         parts = [[float(one.divergence[part].mean()) for one in found] for part in (inside, ~inside, slice(None))]
         parts.append([float((one.sd / own)[~inside].mean()) for one in found])
-        cells = [f"{statistics.mean(part):.3f} ± {statistics.stdev(part) / seeds**0.5:.3f}" for part in parts]
-        text.append(f"| {' | '.join([name, *cells, f'{statistics.mean(one.seconds for one in found):.0f}'])} |")
-    return "\n".join(text)
+        cells = [written.error(*written.mean_and_error(part), digits=3) for part in parts]
+        rows.append([name, *cells, f"{statistics.mean(one.seconds for one in found):.0f}"])
+    return written.table(["method", "KL inside", "KL outside", "KL, all", "sd outside", "CPU s"], rows)
 
 
 def table(problem: Problem, truth: State, measured: Mapping[str, Line]) -> str:
     """Write the table of a problem."""
     published = problem.name == "classification"
     head = ["method", "KL inside", "KL outside", "KL, all", *(["the paper's"] if published else [])]
-    head += ["sd inside", "sd outside"]
-    text = [f"| {' | '.join([*head, 'numbers', 'CPU s'])} |", f"| --- |{' ---: |' * (len(head) + 1)}"]
+    head += ["sd inside", "sd outside", "numbers", "CPU s"]
+    rows = list[list[str]]()
     inside, own = problem.inside, _sd(problem, truth)
     for name, one in measured.items():
         parts = [one.divergence[inside], one.divergence[~inside], one.divergence]
         cells = [name, *(f"{part.mean():.4f}" for part in parts), *([PUBLISHED.get(name, "")] if published else [])]
         cells += [f"{(one.sd / own)[part].mean():.2f}" for part in (inside, ~inside)]
-        text.append(f"| {' | '.join([*cells, f'{one.numbers:,}', f'{one.seconds:.0f}'])} |")
-    return "\n".join(text)
+        rows.append([*cells, f"{one.numbers:,}", f"{one.seconds:.0f}"])
+    return written.table(head, rows)
 
 
 def _sd(problem: Problem, truth: State) -> np.ndarray:
@@ -162,7 +163,7 @@ def page(problem: Problem, truth: State, measured: Mapping[str, Line]) -> str:
         "reference's. *numbers* is how many a prediction needs.",
         f"![{problem.name}]({problem.name}.png)",
         table(problem, truth, measured),
-        "\n".join(f"- {name}: {fact}" for name, fact in facts.items()),
+        written.listed(facts),
     ]
     return "\n\n".join(parts) + "\n"
 

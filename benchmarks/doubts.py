@@ -33,7 +33,7 @@ import pandas as pd
 from bdl_pipe.data.inspect import leaks
 from bdl_pipe.data.inspect.table import inspect_table
 from bdl_pipe.errors import UserError
-from benchmarks.ciber_page import table, write
+from benchmarks.written import about, table, write
 from benchmarks.your_data.fetch import read
 from benchmarks.your_data.tables import TABLES, Table
 
@@ -236,7 +236,7 @@ def main() -> None:
     packages = [
         [of.name, f"{of.rows:,}", ", ".join(json.loads(stored[of.name])) or "none"] for of in TABLES if of.name in jobs
     ]
-    parts = [(__doc__ or "").partition("\n")[2].strip(), f"## Clean tables: doubts about {TIMES} of each kind"]
+    parts = [about(__doc__), f"## Clean tables: doubts about {TIMES} of each kind"]
     parts += [table(["kind", *WORDS], clean), f"## Leaking tables: doubts about {TIMES} of each kind"]
     parts += [table(["kind", "doubt", "raised", "other doubts"], leaking), "## Tables of packages"]
     parts += [table(["table", "rows", "doubts"], packages), "## Panels: the doubt about groups"]

@@ -16,7 +16,6 @@ from the prior; the mean of three seeds, with its standard error. *one chain*: t
 
 import argparse
 import math
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torch import Tensor
 from bdl_pipe.baselines.moment_propagation import Beliefs
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc import Hmc, sample
+from benchmarks import written
 from benchmarks.toys.problems import OUT
 from pipeline.core import provenance, records
 
@@ -241,8 +241,7 @@ def table(toy: Toy, name: str) -> Iterator[tuple[str, Mapping[str, str]]]:
     each = [of_draws(toy, drawn) for drawn in draws]
     cells = {}
     for key in each[0]:
-        values = [figures[key] for figures in each]
-        cells[key] = f"{statistics.mean(values):.3f} ± {statistics.stdev(values) / math.sqrt(SEEDS):.3f}"
+        cells[key] = written.error(*written.mean_and_error([figures[key] for figures in each]), digits=3)
     yield f"{CHAINS} chains", cells
     yield "one chain", shown(of_draws(toy, draws[0][:1]))
 
@@ -255,10 +254,9 @@ def page(parts: Mapping[str, Sequence[tuple[str, Mapping[str, str]]]], facts: Ma
     """Return the page as Markdown."""
     text = ["# What a factorised Gaussian loses", __doc__.split("\n\n", 2)[2].strip()]
     for name, rows in parts.items():
-        head = ["", *rows[0][1]]
-        cells = [head, [":---", *["---:"] * (len(head) - 1)], *([title, *of.values()] for title, of in rows)]
-        text += [f"## {name}", "\n".join(f"| {' | '.join(row)} |" for row in cells)]
-    text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
+        cells = [[title, *of.values()] for title, of in rows]
+        text += [f"## {name}", written.table(["", *rows[0][1]], cells)]
+    text.append(written.listed(facts))
     return "\n\n".join(text) + "\n"
 
 

@@ -40,10 +40,10 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
-from benchmarks.ciber_page import mean_and_error
+from benchmarks import written
+from benchmarks.written import mean_and_error
 from pipeline.core import provenance, records
 from pipeline.core.load import typed
-from website.blocks import table
 
 OUT: Final = Path("results/inducing/rivals.md")
 ROWS, SEEDS, LIMIT = 4_000, (0, 1, 2), 4.3
@@ -129,7 +129,6 @@ def digest(data: FitData, test: Examples) -> str:
 
 def page(scores: Mapping[str, list[Scores]], of_data: str) -> str:
     """Return the page."""
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
     facts = {
         "commit": provenance.commit(),
         "params": provenance.digest({title: section(*form) for title, form in FORMS.items()}),
@@ -137,10 +136,8 @@ def page(scores: Mapping[str, list[Scores]], of_data: str) -> str:
         "device": f"{records.device_name('cpu')}, one thread, torch {torch.__version__}",
         "seconds in all": f"{sum(s['fit'] + 10 * s['predict'] for seeds in scores.values() for s in seeds):.0f}",
     }
-    lines = "\n".join(f"- {name}: {value}" for name, value in facts.items())
     cells = [row(title, seeds, scores["FFG-W"]) for title, seeds in scores.items()]
-    head = "# Table 1's posteriors: size, time and NLL"
-    return f"{head}\n\n{about}\n\n{lines}\n\n{table(HEAD, cells, right=tuple(range(1, len(HEAD))))}\n"
+    return written.page("Table 1's posteriors: size, time and NLL", __doc__, facts, written.table(HEAD, cells))
 
 
 def row(title: str, seeds: list[Scores], baseline: list[Scores]) -> list[str]:

@@ -26,8 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from bdl_pipe import bayesianise
 from bdl_pipe.progress import Report
 from bdl_pipe.trajectory.linearised import LinearisedLaplace
-from pipeline.core import provenance
-from pipeline.core.records import device_name
+from benchmarks import written
 
 OUT: Final = Path("results/laplace_heads.md")
 PRECISION, ROWS, NEW, WIDTH, CLASSES = 2.0, 300, 40, 16, 3
@@ -45,17 +44,15 @@ def main() -> None:
     """Write the page."""
     loader = DataLoader(rows(), batch_size=100)
     new = torch.randn(NEW, 2, generator=torch.Generator().manual_seed(5))
-    lines = ["| " + " | ".join(HEAD) + " |", "| :--- |" + " ---: |" * (len(HEAD) - 1)]
+    lines = list[list[str]]()
     for name, model in models().items():
         own, (other, best) = ours(model, loader, new), theirs(model, loader, new, "kron")
         whole, _ = theirs(model, loader, new, "full")
         errors = (off(own, other), off(own, dense(model, new)), off(own, whole), off(other, whole))
         cells = [f"{errors[0]:.1g}", f"{errors[1]:.1g}", f"{evidence(model, loader):.4f}", f"{best:.4f}"]
-        lines.append(f"| {name} | {' | '.join(cells)} | {errors[2]:.3f}, {errors[3]:.3f} |")
-    facts = {"commit": provenance.commit(), "device": device_name("cpu"), "torch": torch.__version__}
-    known = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
-    OUT.write_text(f"# Heads under Laplace's approximation\n\n{about}\n\n{known}\n\n" + "\n".join(lines) + "\n")
+        lines.append([name, *cells, f"{errors[2]:.3f}, {errors[3]:.3f}"])
+    table, title = written.table(HEAD, lines), "Heads under Laplace's approximation"
+    OUT.write_text(written.page(title, __doc__, written.origin(), table))
 
 
 def rows() -> TensorDataset:

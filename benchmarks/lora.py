@@ -31,9 +31,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from bdl_pipe import ModulePosterior, NextToken, bayesianise, lora
-from benchmarks import stored_rows
-from pipeline.core import provenance
-from pipeline.core.records import device_name
+from benchmarks import stored_rows, written
 
 TABLE, PAGE = Path("results/lora.csv"), Path("results/lora.md")
 ASKED, ANSWERS, TOKENS = 17, range(18, 28), 28
@@ -145,17 +143,16 @@ def write_page(rows: list[dict[str, str]]) -> None:
     if len(seeds) < 2:
         return
     of = {(row["seed"], row["method"]): {f: float(row[f]) for f in FIGURES} for row in rows}
-    lines = ["| | accuracy, % | NLL | ECE, % | fit, over MAP's | predictions, over MAP's |", "|:---|" + " ---: |" * 5]
+    lines = list[list[str]]()
     for method in ("MAP", *METHODS):
         table = np.array([[of[seed, method][figure] for figure in FIGURES] for seed in seeds])
         table[:, 3:] /= np.array([[of[seed, "MAP"][figure] for figure in FIGURES[3:]] for seed in seeds])
         means, errors = table.mean(0), table.std(0, ddof=1) / len(seeds) ** 0.5
-        cells = [f"{m:.{d}f} ± {e:.{d}f}" for m, e, d in zip(means, errors, (1, 2, 1, 2, 1), strict=True)]
-        lines.append(f"| {method if method == 'MAP' else f'`{method}`'} | {' | '.join(cells)} |")
-    facts = {"commit": provenance.commit(), "device": device_name("cpu"), "torch": torch.__version__}
-    known = "\n".join(f"- {key}: {value}" for key, value in {**facts, "seeds": ", ".join(seeds)}.items())
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
-    PAGE.write_text(f"# Posteriors over adapters of low rank\n\n{about}\n\n{known}\n\n" + "\n".join(lines) + "\n")
+        cells = map(written.error, means, errors, (1, 2, 1, 2, 1))
+        lines.append([method if method == "MAP" else f"`{method}`", *cells])
+    head = ("", "accuracy, %", "NLL", "ECE, %", "fit, over MAP's", "predictions, over MAP's")
+    facts = {**written.origin(), "seeds": ", ".join(seeds)}
+    PAGE.write_text(written.page("Posteriors over adapters of low rank", __doc__, facts, written.table(head, lines)))
 
 
 if __name__ == "__main__":

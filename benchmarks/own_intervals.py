@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from bdl_pipe import bayesianise
 from bdl_pipe.predictive import Continuous
-from pipeline.core import provenance
-from pipeline.core.records import device_name
+from benchmarks import written
 
 OUT: Final = Path("results/own_intervals.md")
 METHODS: Final = ("vbll", "kfac_laplace", "swag")
@@ -29,17 +28,16 @@ SPLITS, LEVEL = 4, 0.9
 
 def main() -> None:
     """Write the page."""
-    lines = ["| method | held out | rows in 90 % intervals, % | width of intervals | NLL | RMSE |", "| :--- " * 6 + "|"]
+    lines = list[list[str]]()
     for method in METHODS:
         for held_out in (0.0, 0.2):
             scores = np.array([scores_of(method, held_out, split) for split in range(SPLITS)])
             mean, error = scores.mean(0), scores.std(0, ddof=1) / SPLITS**0.5
-            cells = [f"{m:.{d}f} ± {e:.{d}f}" for m, e, d in zip(mean, error, (0, 0, 2, 1), strict=True)]
-            lines.append(f"| `{method}` | {held_out:.0%} | {' | '.join(cells)} |")
-    facts = {"commit": provenance.commit(), "device": device_name("cpu"), "torch": torch.__version__}
-    known = "\n".join(f"- {key}: {value}" for key, value in facts.items())
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
-    OUT.write_text(f"# Intervals of your own network\n\n{about}\n\n{known}\n\n" + "\n".join(lines) + "\n")
+            cells = map(written.error, mean, error, (0, 0, 2, 1))
+            lines.append([f"`{method}`", f"{held_out:.0%}", *cells])
+    head = ("method", "held out", "rows in 90 % intervals, %", "width of intervals", "NLL", "RMSE")
+    table = written.table(head, lines, left=len(head))
+    OUT.write_text(written.page("Intervals of your own network", __doc__, written.origin(), table))
 
 
 def scores_of(method: str, held_out: float, split: int) -> tuple[float, float, float, float]:

@@ -39,7 +39,8 @@ from bdl_pipe.progress import Report, Silent
 from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.sgmcmc.method import average
-from benchmarks.ciber_page import mean_and_error
+from benchmarks import stored_rows, written
+from benchmarks.written import mean_and_error
 from pipeline.core import provenance, records
 from pipeline.core.load import load
 from pipeline.core.model import Params
@@ -172,14 +173,15 @@ def page(stored: Sequence[Mapping[str, str]]) -> str:
     """Return the page as Markdown."""
     text = ["# Probabilistic backpropagation on boston", __doc__.split("\n\n", 2)[2].strip()]
     scores = {name: {row["split"]: row for row in stored if row["method"] == name} for name in TITLES}
-    table = [["method", "splits", "NLL", "RMSE", "CPU s a split"], [":---", *["---:"] * 4]]
+    table = list[list[str]]()
     for name, title in TITLES.items():
         columns = {key: [float(row[key]) for row in scores[name].values()] for key in (*METRICS, "cpu_seconds")}
-        cells = [f"{mean:.3f} ± {error:.3f}" for mean, error in (mean_and_error(columns[key]) for key in METRICS)]
+        cells = [written.error(*mean_and_error(columns[key]), digits=3) for key in METRICS]
         table.append([title, str(len(scores[name])), *cells, f"{statistics.mean(columns['cpu_seconds']):.1f}"])
     table += [[f"*printed:* {title}", "", nll, rmse, "–"] for title, nll, rmse in PRINTED]
-    text += [lines(table), "## Differences", "`pbp` minus another method, paired by split; negative: `pbp` is better."]
-    table = [["other", "NLL", "RMSE"], [":---", "---:", "---:"]]
+    text += [written.table(["method", "splits", "NLL", "RMSE", "CPU s a split"], table), "## Differences"]
+    text.append("`pbp` minus another method, paired by split; negative: `pbp` is better.")
+    table = []
     for name, title in list(TITLES.items())[1:]:
         cells = []
         for key in METRICS:
@@ -187,14 +189,10 @@ def page(stored: Sequence[Mapping[str, str]]) -> str:
             mean, error = mean_and_error([float(scores["pbp"][s][key]) - float(scores[name][s][key]) for s in both])
             cells.append(f"{mean:+.3f} ± {error:.3f}" + ("" if abs(mean) > 2 * error else ", not established"))
         table.append([title, *cells])
-    text.append(lines(table))
+    text.append(written.table(["other", "NLL", "RMSE"], table))
     facts = {key: ", ".join(dict.fromkeys(row[key] for row in stored)) for key in ("commit", "data", "device")}
-    text.append("\n".join(f"- {key}: {fact}" for key, fact in facts.items()))
+    text.append(written.listed(facts))
     return "\n\n".join(text) + "\n"
-
-
-def lines(table: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in table)
 
 
 def main() -> None:
@@ -202,14 +200,14 @@ def main() -> None:
     parser.add_argument("--page", action="store_true", help="write the page from the stored scores")
     torch.set_num_threads(1)
     if not parser.parse_args().page:
-        kept = list(csv.DictReader(STORED.read_text().splitlines())) if STORED.exists() else []
+        kept = stored_rows.read(STORED)
         if not kept:
             STORED.write_text(",".join(COLUMNS) + "\n")
         for row in rows({(row["method"], int(row["split"])) for row in kept}):
             print(row, flush=True)
             with open(STORED, "a", newline="") as file:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerow(row)
-    stored = sorted(csv.DictReader(STORED.read_text().splitlines()), key=lambda row: int(row["split"]))
+    stored = sorted(stored_rows.read(STORED), key=lambda row: int(row["split"]))
     PAGE.write_text(page(stored))
 
 

@@ -42,6 +42,7 @@ from bdl_pipe import AdaptiveIntervals, BayesianClassifier, BayesianRegressor
 from bdl_pipe.files import write_bytes
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.seeds import own_settings
+from benchmarks import written
 
 from .your_data.fetch import frame_of, read
 from .your_data.tables import TABLES
@@ -266,10 +267,9 @@ def main() -> None:
     warnings.simplefilter("ignore", UserWarning)  # a carrier that is new in a day, a month that is one value
     lines = [line for name in asked.streams for line in section(name, asked.rate)]
     if asked.streams == list(STREAMS) and asked.rate == RATE:
-        about = (__doc__ or "").partition("\n")[2].strip("\n")
         facts = f"Measured on {date.today()}, one core of {platform.processor() or platform.machine()}, Python "
-        head = ["# Rows that arrive in blocks", "", about, "", f"{facts}{platform.python_version()}.", ""]
-        write_bytes(OUT, ("\n".join([*head, *lines]).rstrip("\n") + "\n").encode())
+        about = ("# Rows that arrive in blocks", written.about(__doc__), f"{facts}{platform.python_version()}.")
+        write_bytes(OUT, ("\n".join(["\n\n".join(about), "", *lines]).rstrip("\n") + "\n").encode())
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ and the processor time of each.
 """
 
 import os
-import platform
 import subprocess
 import tempfile
 from pathlib import Path
 from typing import Final
 
+from pipeline.core.records import device_name
 from tests.wheel import ROOT, installed, run
 
 OUT: Final = ROOT / "results/three_lines.md"
@@ -70,13 +70,12 @@ def main() -> None:
 
 def _head() -> list[str]:
     commit = subprocess.run(["git", "describe", "--always", "--dirty"], capture_output=True, text=True, cwd=ROOT)
-    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if "model name" in line), platform.processor())
+    made = f"{commit.stdout.strip()}, {device_name('cpu')}"
     busy = f"{os.getloadavg()[0]:.1f} processes were running on {os.cpu_count()} cores"
     return [
         "# Three lines, by the wheel alone",
         "`python -m benchmarks.three_lines` installs the wheel without extras and runs each example in a new process.",
-        f"Commit {commit.stdout.strip()}, {name}, one thread. A comment is the processor time of the line above it; "
+        f"Commit {made}, one thread. A comment is the processor time of the line above it; "
         f"{busy} at the end, and a busy machine lengthens it.",
     ]
 

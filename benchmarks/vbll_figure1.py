@@ -34,9 +34,9 @@ from bdl_pipe.last_layer.methods import LastLayerPosterior
 from bdl_pipe.predictive import Gaussian
 from bdl_pipe.registry import posterior_of
 from bdl_pipe.seeds import Seed
-from benchmarks.ciber_page import error, table, write
 from benchmarks.toys import last_layers as toys
 from benchmarks.toys.moons import GRID, NEAR, SIDE, Moons, familiar, moons, sensitivity
+from benchmarks.written import error, table, write
 
 OUT: Final = Path(__file__).resolve().parent.parent / "results" / "vbll"
 X: Final = np.linspace(-7, 7, 141)

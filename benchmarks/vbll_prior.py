@@ -33,8 +33,8 @@ from scipy.stats import t as student_t
 from bdl_pipe.last_layer import Generative, Regression
 from bdl_pipe.seeds import Seed
 from benchmarks import stored_rows
-from benchmarks.ciber_page import error, table, write
 from benchmarks.vbll_settings import Split, fitted, nll
+from benchmarks.written import about, error, table, write
 from benchmarks.your_data.fetch import read
 from benchmarks.your_data.tables import BY_NAME, TABLES, Table, Task
 
@@ -157,7 +157,7 @@ def difference(values: Sequence[float]) -> str:
 
 def page(stored: Rows, start: float) -> None:
     """Write the page from the stored rows."""
-    parts = [(__doc__ or "").partition("\n")[2].strip()]
+    parts = [about(__doc__)]
     for task, rules in RULES.items():
         choice = [[rule, f"{mean_of_choice(stored, task, rule):.3f}"] for rule in rules]
         chosen, seen = judged(stored, task)[0], ", ".join(of.name for of in tables(task, seen=True))

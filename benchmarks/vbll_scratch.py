@@ -49,7 +49,7 @@ from bdl_pipe.registry import METHODS, posterior_of
 from bdl_pipe.seeds import Seed
 from bdl_pipe.yaml_files import read_yaml
 from benchmarks import stored_rows
-from benchmarks.ciber_page import error, mean_and_error, table, write
+from benchmarks.written import about, error, mean_and_error, table, write
 from pipeline.core.load import typed
 from pipeline.prepared.other_sets import test_rows, to_shape, without_classes
 
@@ -262,7 +262,7 @@ def columns(of_table: str, row: str) -> dict[str, str]:
 
 def page(stored: Mapping[str, Rows]) -> None:
     """Write the page from the stored rows; a row whose fits are not all stored is named and left out."""
-    start, parts = time.process_time(), [(__doc__ or "").partition("\n")[2].strip()]
+    start, parts = time.process_time(), [about(__doc__)]
     for of_table, rows in stored.items():
         titles, printed = list(columns(of_table, "DNN")), printed_cells(of_table)
         cells, differences, verdicts, missing = [], [], [], []

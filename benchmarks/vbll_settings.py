@@ -38,7 +38,7 @@ from bdl_pipe.last_layer.full import FullDiscriminative
 from bdl_pipe.predictive import Predictive
 from bdl_pipe.seeds import Seed
 from benchmarks import stored_rows
-from benchmarks.ciber_page import error, table, write
+from benchmarks.written import about, error, table, write
 
 OUT: Final = Path(__file__).resolve().parent.parent / "results" / "vbll"
 CSV: Final = OUT / "settings.csv"
@@ -293,7 +293,7 @@ def page(stored: list[dict[str, str]], start: float) -> None:
     facts = f"{SPLITS} splits of the tables of classes, {NOISE_SPLITS} of diabetes. SHA-256 of inputs and targets: "
     facts += ", ".join(f"{name} {digest[:12]}" for name, digest in hashes.items()) + "."
     parts = [
-        (__doc__ or "").partition("\n")[2].strip(),
+        about(__doc__),
         facts,
         "## The gap of each bound, in nats for each training row",
         table(["data", "variance of a logit", *BOUNDS], gaps),

@@ -35,6 +35,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.seeds import Seed
 from bdl_report.pictures import png
 from benchmarks import vbpc_small as small
+from benchmarks import written
 
 STUDENT = 4.303  # the quantile .975 of Student's t with two degrees of freedom
 REFERENCE = 5_000  # validation rows of the reference, and as many others for scores
@@ -63,14 +64,14 @@ def main() -> None:
         ]
         for out in ("random", "most useful", "least useful")
     }
-    first = small.table(
+    first = written.table(
         ("rank correlation of the cost with", *DESCENTS),
         [
             (name, *(small.mean_and_error([values[name] for values in found], 2) for found in alone.values()))
             for name in alone["ten long steps"][0]
         ],
     )
-    second = small.table(
+    second = written.table(
         ("left out", "NLL", "accuracy", "NLL − random", "accuracy − random"),
         [(f"the {name} fifth", *cells(found, fifths["random"])) for name, found in fifths.items()],
     )
@@ -170,7 +171,7 @@ def cells(found: list[list[float]], random: list[list[float]]) -> list[str]:
     values, others = np.array(found), np.array(random)
     texts = [small.mean_and_error(values[:, k].tolist()) for k in (0, 1)]
     for gaps in (values - others).T.tolist():
-        sure = abs(np.mean(gaps)) > STUDENT * small.standard_error(gaps)
+        sure = abs(np.mean(gaps)) > STUDENT * written.mean_and_error(gaps)[1]
         texts.append("—" if not any(gaps) else ("" if sure else "~ ") + small.mean_and_error(gaps))
     return texts
 

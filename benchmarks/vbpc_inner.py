@@ -47,6 +47,7 @@ from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
 from bdl_pipe.training.loop import OptimiserConfig, run_steps
 from benchmarks import vbpc_small as small
+from benchmarks import written
 from benchmarks.coresets import peak_bytes
 
 IPC, SCORED, STUDENT = 5, 2_500, 4.303  # STUDENT: the quantile .975 of Student's t with two degrees of freedom
@@ -215,12 +216,12 @@ def main() -> None:
         for column, reference in ((values[:, 0], best[:, 0]), (values[:, 1], None), (other[:, 0], best[:, 0])):
             mark = ""
             if reference is not None and np.any(gaps := column - reference):
-                mark = "" if abs(gaps.mean()) > STUDENT * small.standard_error(gaps.tolist()) else "~ "
+                mark = "" if abs(gaps.mean()) > STUDENT * written.mean_and_error(gaps.tolist())[1] else "~ "
             texts.append(mark + small.mean_and_error(column.tolist()))
         rows.append((name, *texts))
     head = ("inner problem", "seconds", "MiB", "NLL", "accuracy", "NLL by closed form")
     parts = [
-        small.table(head, rows),
+        written.table(head, rows),
         "~: the difference from the closed form's own NLL, paired by seed, is not established.",
     ]
     small.write_page("inner", "Other inner problems for VBPC", __doc__, parts, figures.seconds(), options.steps)

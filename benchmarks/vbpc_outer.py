@@ -28,6 +28,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.last_layer.discriminative import quadrature
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
+from benchmarks import written
 from pipeline.core import provenance
 from pipeline.prepared import folders
 
@@ -57,13 +58,11 @@ def main() -> None:
     section = yaml.safe_load(Path("params.yaml").read_text())["methods"]["vbpc"]
     section["coreset"]["steps"] = chosen.steps
     rows = [row(data, section | {"outer": outer}) for outer in ("predictive", "expected")]
-    table = [HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows]
     seconds = time.process_time() - began
     about = f"Commit {provenance.commit()}, {chosen.steps} steps, one seed, {seconds:.0f} s of one core."
-    lines = [f"| {' | '.join(cells)} |" for cells in table]
-    told = (__doc__ or "").partition("\n")[2].strip("\n")
-    OUT.write_text("\n\n".join(["# The outer loss of VBPC", told, about, "\n".join(lines)]) + "\n")
-    print("\n".join(lines))
+    table = written.table(HEAD, rows)
+    OUT.write_text("\n\n".join(["# The outer loss of VBPC", written.about(__doc__), about, table]) + "\n")
+    print(table)
 
 
 def row(data: FitData, section: dict[str, Any]) -> tuple[str, ...]:

@@ -28,6 +28,7 @@ from bdl_pipe.metrics.ood.areas import area
 from bdl_pipe.predictive import Categorical
 from bdl_pipe.seeds import Seed
 from benchmarks import vbpc_small as small
+from benchmarks import written
 
 MEMBERS, OTHERS = 100, 500  # a class
 STUDENT = 4.303  # the quantile .975 of Student's t with two degrees of freedom
@@ -49,7 +50,7 @@ def main() -> None:
         (name, *(small.mean_and_error([found["scores"][name][k] for found in seeds]) for k in (0, 1)))
         for name in seeds[0]["scores"]
     ]
-    parts = [small.table(HEAD, rows), small.table(("posterior of", "accuracy of other rows", "their NLL"), scores)]
+    parts = [written.table(HEAD, rows), written.table(("posterior of", "accuracy of other rows", "their NLL"), scores)]
     small.write_page(
         "privacy", "Membership attacks on posteriors of coresets", __doc__, parts, figures.seconds(), options.steps
     )
@@ -60,7 +61,7 @@ def shown(areas: list[float | None]) -> str:
     values = [value for value in areas if value is not None]
     if not values:
         return "—"
-    established = abs(np.mean(values) - 0.5) > STUDENT * small.standard_error(values)
+    established = abs(np.mean(values) - 0.5) > STUDENT * written.mean_and_error(values)[1]
     return ("" if established else "~ ") + small.mean_and_error(values)
 
 

@@ -7,7 +7,6 @@ JSON lines below ``work/benchmarks``, so that a script that is started again goe
 
 import argparse
 import json
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -28,7 +27,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.method import Method
 from bdl_pipe.progress import Silent
 from bdl_pipe.seeds import Seed
-from benchmarks.pages.coresets import uncommitted
+from benchmarks import written
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.prepared import folders
@@ -111,17 +110,7 @@ class Figures:
 
 def mean_and_error(values: Sequence[float], digits: int = 3) -> str:
     """Return the mean over seeds ± its standard error."""
-    return f"{statistics.mean(values):.{digits}f} ± {standard_error(values):.{digits}f}"
-
-
-def standard_error(values: Sequence[float]) -> float:
-    return float(statistics.stdev(values) / len(values) ** 0.5)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Return a Markdown table, whose first column is text."""
-    cells = [head, ("---", *["---:"] * (len(head) - 1)), *rows]
-    return "\n".join(f"| {' | '.join(row)} |" for row in cells)
+    return written.error(*written.mean_and_error(values), digits)
 
 
 def write_page(name: str, title: str, about: str | None, parts: Sequence[str], seconds: float, steps: int) -> None:
@@ -129,8 +118,6 @@ def write_page(name: str, title: str, about: str | None, parts: Sequence[str], s
     read = load()
     facts = report.facts(read, Settings.read())
     facts |= {"outer steps": steps, "seconds of one core": f"{seconds:.0f}", "torch": torch.__version__}
-    lines = [f"- {key}: {value}" for key, value in facts.items() if value not in ("—", 0)]
-    text = (about or "").partition("\n")[2].strip("\n")
-    page = [f"# {title}", *uncommitted(facts), text, "\n".join(lines), *parts]
-    (OUT / f"{name}.md").write_text("\n\n".join(page) + "\n")
+    facts = {key: value for key, value in facts.items() if value not in ("—", 0)}
+    (OUT / f"{name}.md").write_text(written.page(title, about, facts, *parts))
     print("\n\n".join(parts))

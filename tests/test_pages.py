@@ -1,6 +1,5 @@
 """Pages under results/ equal what their commands write from the stored figures, and the files that they name exist."""
 
-import csv
 import re
 from pathlib import Path
 
@@ -9,8 +8,9 @@ import pandas as pd
 import pytest
 from scipy.stats import ttest_rel
 
+from benchmarks import stored_rows
 from benchmarks.pages import coreset_tables, method_costs, vbpc_ablations
-from benchmarks.pages.coresets import uncommitted
+from benchmarks.written import uncommitted
 from website import results
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -26,8 +26,7 @@ BASE = {ablation.axis: ablation.base for ablation in vbpc_ablations.ABLATIONS}
 
 
 def ablation_rows() -> list[dict[str, str]]:
-    with (vbpc_ablations.OUT / "ablations.csv").open() as file:
-        return list(csv.DictReader(file))
+    return stored_rows.read(vbpc_ablations.OUT / "ablations.csv")
 
 
 def test_each_page_that_follows_from_stored_files_equals_the_output_of_its_command() -> None:

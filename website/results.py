@@ -4,7 +4,6 @@ Other pages have figures of a run itself, and name its command. ``--check`` writ
 differs; tests/test_pages.py does the same.
 """
 
-import csv
 import json
 import sys
 from pathlib import Path
@@ -14,7 +13,7 @@ import pandas as pd
 
 from bdl_report.papers import stored
 from bdl_report.papers.pages import facts_of, markdown
-from benchmarks import cluster_throughput
+from benchmarks import cluster_throughput, stored_rows
 from benchmarks.decisions import page as decisions
 from benchmarks.gpu import page as gpu
 from benchmarks.pages import coreset_tables, vbpc_ablations, vbpc_law
@@ -34,14 +33,14 @@ def pages() -> dict[Path, str]:
         texts[page] = markdown(comparison, facts_of(page.read_text()))
     scale = {name: json.loads((RESULTS / f"scale/{name}.json").read_text()) for name in ("simulation", "throughput")}
     tasks = json.loads((RESULTS / "decisions/facts.json").read_text())
-    with (RESULTS / "vbpc/ablations.csv").open() as file:
-        ablations = list(csv.DictReader(file))
     return texts | {
         RESULTS / "decisions/README.md": decisions.page(pd.read_csv(RESULTS / "decisions/scores.csv"), tasks),
         RESULTS / "gpu/README.md": gpu.page(),
         RESULTS / "scale/simulation.md": simulation.page(scale["simulation"]["runs"]),
         RESULTS / "scale/throughput.md": cluster_throughput.page(scale["throughput"]),
-        RESULTS / "vbpc/ablations-beside-the-paper.md": vbpc_ablations.page(ablations),
+        RESULTS / "vbpc/ablations-beside-the-paper.md": vbpc_ablations.page(
+            stored_rows.read(RESULTS / "vbpc/ablations.csv")
+        ),
         RESULTS / "vbpc/law.md": vbpc_law.page(*vbpc_law.stored()),
         RESULTS / "vbpc/regression.md": coreset_tables.page(*coreset_tables.read()),
         RESULTS / "your_data/README.md": your_data.page(

@@ -40,7 +40,7 @@ from bdl_pipe import read_config
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed, own_settings
-from benchmarks import stored_rows
+from benchmarks import stored_rows, written
 from pipeline.core import provenance
 from pipeline.core.records import device_name
 
@@ -188,11 +188,10 @@ def page(rows: list[dict[str, str]]) -> str:
             shown = [f"{both[name].mean():.3f}" for name in agents]
             cells = [kind, problem, *agents, *shown, f"{mean:+.3f} ± {error:.3f}", said]
             lines.append(f"| {' | '.join(cells)} |")
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
     commits = ", ".join(sorted(set(frame.commit)))
     facts = f"{frame.seed.nunique()} seeds; {device_name('cpu')}; torch {torch.__version__}; commit {commits}; "
     facts += f"{frame.seconds.sum():,.0f} s of the processor."
-    return "\n".join(["# Joint draws where batches are chosen", "", about, "", facts, "", *lines, ""])
+    return "\n".join(["# Joint draws where batches are chosen", "", written.about(__doc__), "", facts, "", *lines, ""])
 
 
 def main() -> None:

@@ -51,7 +51,7 @@ from bdl_pipe import read_config
 from bdl_pipe.files import write_bytes
 from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import own_settings
-from benchmarks import stored_rows
+from benchmarks import stored_rows, written
 from benchmarks.your_data import fetch
 from pipeline.core import provenance
 from pipeline.core.records import device_name
@@ -199,12 +199,11 @@ def page(rows: list[dict[str, str]], agents: Agents) -> str:
     packages = f"torch {torch.__version__}, BoTorch {version('botorch')}"
     facts = f"{seeds.min()} to {seeds.max()} seeds" if seeds.min() < seeds.max() else f"{seeds.min()} seeds"
     commits = ", ".join(sorted(set(frame.commit)))
-    about = (__doc__ or "").partition("\n")[2].strip("\n")
     return "\n".join(
         [
             "# Nine functions" if agents is AGENTS else "# Nine functions, four evaluations at once",
             "",
-            about,
+            written.about(__doc__),
             "",
             f"{facts}; {device_name('cpu')}; {packages}; commit {commits}.",
             "",

@@ -4,7 +4,6 @@ import datetime
 import os
 import platform
 import subprocess
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Final
@@ -12,6 +11,7 @@ from typing import Final
 from benchmarks.faults.kinds import FAULTS
 from benchmarks.faults.observe import Observed
 from benchmarks.faults.scene import COMMAND
+from pipeline.core.records import device_name
 
 _LINES: Final = 8  # printed lines of a terminal
 _HEADER: Final = """\
@@ -50,7 +50,7 @@ well.
 {_HEADER}
 {chr(10).join(rows[what] for what in order)}
 
-{_processor()}, {os.cpu_count()} cores, {versions}, Python {platform.python_version()}, Linux
+{device_name("cpu")}, {os.cpu_count()} cores, {versions}, Python {platform.python_version()}, Linux
 {platform.release().split("-")[0]}, {datetime.date.today().isoformat()}.
 
 ## The last lines of the terminal
@@ -67,11 +67,3 @@ def _earlier(page: str) -> tuple[dict[str, str], dict[str, str]]:
 
 def _block(lines: list[str]) -> str:
     return "```\n" + "\n".join(line[:200] for line in lines) + "\n```\n"
-
-
-def _processor() -> str:
-    with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()

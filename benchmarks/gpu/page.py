@@ -13,7 +13,6 @@ import json
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ import numpy as np
 
 from benchmarks import stored_rows
 from benchmarks.pages.vbpc_law import fit
+from benchmarks.written import table
 
 OUT = Path("results/gpu")
 CPU = Path("results/comparison/metrics.json")
@@ -77,11 +77,6 @@ def collect(device: str, commit: str, folder: str) -> None:
 
 def read(name: str) -> list[Row]:
     return stored_rows.read(OUT / f"{name}.csv")
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---", *["---:"] * (len(head) - 1)], *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def stages() -> str:

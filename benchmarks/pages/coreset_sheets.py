@@ -19,6 +19,7 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.fitting import seeds_of
 from bdl_pipe.seeds import Seed
 from bdl_report.pictures import sheet
+from benchmarks import written
 from pipeline.core import places, provenance, records
 from pipeline.core.load import load
 from pipeline.core.model import Params, Run
@@ -82,10 +83,15 @@ def main() -> None:
     place = OUT.parent / "sheets"
     place.mkdir(parents=True, exist_ok=True)
     drawn = {name: file for name in names if (file := draw(name, read, place))}
-    told = __doc__.partition("\n")[2].strip()
-    origin = "\n".join(f"- {key}: {value}" for key, value in facts([_key(name) for name in drawn]).items())
+    origin = written.listed(facts([_key(name) for name in drawn]))
     made = [name for name in drawn if not name.startswith(_START)]
-    text = ["# Coresets to look at", told, origin, _MOVED, moved_table({name: moved(name, read) for name in made})]
+    text = [
+        "# Coresets to look at",
+        written.about(__doc__),
+        origin,
+        _MOVED,
+        moved_table({name: moved(name, read) for name in made}),
+    ]
     for title, shown in FIGURES.items():
         pictures = [f"![{name}](sheets/{drawn[name]})" for name in shown if name in drawn]
         missing = [name for name in shown if name not in drawn]
@@ -133,8 +139,8 @@ def moved(name: str, read: Params) -> float:
 
 def moved_table(changes: Mapping[str, float]) -> str:
     """Write the changes since the start as a table, the largest first."""
-    rows = [f"| {name} | {change:.3f} |" for name, change in sorted(changes.items(), key=lambda item: -item[1])]
-    return "\n".join(["| coreset | mean change |", "| --- | ---: |", *rows])
+    rows = [(name, f"{change:.3f}") for name, change in sorted(changes.items(), key=lambda item: -item[1])]
+    return written.table(("coreset", "mean change"), rows)
 
 
 def _started(key: str, read: Params) -> np.ndarray:

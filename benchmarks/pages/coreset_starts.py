@@ -22,13 +22,12 @@ from bdl_pipe.data.fitdata import FitData
 from bdl_pipe.posterior import Predictor
 from bdl_pipe.progress import Silent
 from bdl_pipe.registry import posterior_of
+from benchmarks import written
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.search import branch_of, load_data, make_upstream
 from pipeline.search.trial import Branch, Upstream
 from pipeline.stages import report
-
-from .coresets import uncommitted
 
 OUT = Path("results/coresets/starts.md")
 HEAD = ("Run", "Start NLL", "Coreset NLL", "Start acc. %", "Coreset acc. %", "Better", "Distilled in")
@@ -42,17 +41,14 @@ def main() -> None:
     read, settings = load(), Settings.read()
     with ProcessPoolExecutor(chosen.processes, mp_context=multiprocessing.get_context("spawn")) as pool:
         rows = list(pool.map(measured, chosen.runs))
-    cells = (HEAD, ("---", *["---:"] * (len(HEAD) - 1)), *rows)
-    facts = report.facts(read, settings)
-    about = [f"- {key}: {value}" for key, value in facts.items() if value not in ("—", 0)]  # unused facts are left out
+    facts = {key: value for key, value in report.facts(read, settings).items() if value not in ("—", 0)}  # used ones
     told = (
-        "Validation rows, one seed: the random rows that each coreset started from, and what was distilled from them."
+        "\nValidation rows, one seed: the random rows that each coreset started from, and what was distilled from them."
     )
-    table = "\n".join(f"| {' | '.join(row)} |" for row in cells)
-    text = ["# Coresets and their starts", *uncommitted(facts), told, "\n".join(about), table]
+    table = written.table(HEAD, rows)
     OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text("\n\n".join(text) + "\n")
-    print(text[-1])
+    OUT.write_text(written.page("Coresets and their starts", told, facts, table))
+    print(table)
 
 
 def prepared(key: str) -> tuple[Branch, FitData, Upstream]:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import pandas as pd
 
-from benchmarks import coreset_tables
+from benchmarks import coreset_tables, written
 
 OUT: Final = Path("results/vbpc")
 NEAR: Final = 0.05  # nats
@@ -72,7 +72,7 @@ def _facts(frame: pd.DataFrame, facts: Mapping[str, Any]) -> str:
     data = ", ".join(f"{name} {digest}" for name, digest in facts["data"].items())
     lines = {"code of commit": commits, "device": facts["device"] + ", one thread", "torch": facts["torch"]}
     lines |= {"fits": f"{len(frame)} in {frame['seconds'].sum():,.0f} s of processor time", "data, SHA-256": data}
-    return "\n".join(f"- {key}: {value}" for key, value in lines.items())
+    return written.listed(lines)
 
 
 def _tables(frame: pd.DataFrame) -> list[str]:
@@ -80,8 +80,8 @@ def _tables(frame: pd.DataFrame) -> list[str]:
 
 
 def _counts(frame: pd.DataFrame) -> str:
-    rows = [("Beside", "Rows", "Tables", *(f"{TOLD[name]}: within, established, farther" for name in TOLD))]
-    rows += [("---", *("---:",) * (len(rows[0]) - 1))]
+    head = ("Beside", "Rows", "Tables", *(f"{TOLD[name]}: within, established, farther" for name in TOLD))
+    rows = list[tuple[str, ...]]()
     for full, size in itertools.product(coreset_tables.FULL, SIZES):
         cells, whole = [], 0
         for name in TOLD:
@@ -93,7 +93,7 @@ def _counts(frame: pd.DataFrame) -> str:
             cells.append(f"{within}, {known}, {farther}" if some else _NONE)
         if whole:
             rows.append((f"`{full}`", str(size), str(whole), *cells))
-    return _markdown(rows)
+    return written.table(head, rows)
 
 
 def _below(frame: pd.DataFrame) -> list[str]:
@@ -113,7 +113,7 @@ def _below(frame: pd.DataFrame) -> list[str]:
 def _table(frame: pd.DataFrame, size: int) -> str:
     head = ("Table", "Training rows", "`full`", "distilled less `full`", "distilled less `plain`")
     head += ("random less `full`", "k-means less `full`", "distilled less random", "distilled less k-means")
-    rows: list[Sequence[str]] = [head, ("---", *("---:",) * (len(head) - 1))]
+    rows = list[Sequence[str]]()
     for table in _tables(frame):
         of_full = frame[(frame["table"] == table) & (frame["fit"] == "full")]
         pairs = [("vbpc", "full"), ("vbpc", "plain"), ("random", "full"), ("kmeans", "full")]
@@ -123,7 +123,7 @@ def _table(frame: pd.DataFrame, size: int) -> str:
         if len(of_full) < coreset_tables.SPLITS or {*beside} == {_NONE}:
             continue
         rows.append((table, f"{int(of_full['train'].iloc[0]):,}", f"{of_full['nll'].mean():.3f}", *beside, *cells))
-    return f"### {size} rows\n\n{_markdown(rows)}"
+    return f"### {size} rows\n\n{written.table(head, rows)}"
 
 
 def _cell(mean: float, error: float, *, bracket: bool = False) -> str:
@@ -131,7 +131,3 @@ def _cell(mean: float, error: float, *, bracket: bool = False) -> str:
         return _NONE
     text = f"{mean:+.3f} ± {error:.3f}"
     return f"({text})" if bracket else text
-
-
-def _markdown(rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)

@@ -12,7 +12,7 @@ Run ``python -m benchmarks.pages.coresets`` in a project folder with an up-to-da
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import cycle
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from bdl_pipe import artifacts
 from bdl_pipe.scores import Quantity
 from bdl_report import CoresetInfo, columns, cross, page, tables
 from bdl_report.pictures import png
+from benchmarks import written
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.stages import report
@@ -41,24 +42,13 @@ def main() -> None:
     crosses = [(part, found) for part in parts if (found := cross.of(part))]
     OUT.mkdir(parents=True, exist_ok=True)
     cross.write_csv(table, OUT / "coresets.csv")
-    facts = report.facts(read, Settings.read())
-    about = [f"- {key}: {value}" for key, value in facts.items()]
-    text = ["# Coresets under each protocol", *uncommitted(facts), __doc__.partition("\n")[2].strip(), "\n".join(about)]
+    text = list[str]()
     for part, found in crosses:
         text.append(page.markdown([cross.headline(part, found)]).strip())
         text += [f"![{name}]({name})" for name in curves(part, found)]
         text += pictures(part)
-    (OUT / "README.md").write_text("\n\n".join(text) + "\n")
-
-
-def uncommitted(facts: Mapping[str, object]) -> list[str]:
-    """Return a warning for the page if its runs were made from uncommitted files, else nothing."""
-    if not str(facts["commit"]).endswith("-dirty"):
-        return []
-    return [
-        "**Tracked files differed from the commit below when this was made, and no commit has them: the figures\n"
-        "can be made anew, in about an hour, but not checked against their code.**"
-    ]
+    facts = report.facts(read, Settings.read())
+    (OUT / "README.md").write_text(written.page("Coresets under each protocol", __doc__, facts, *text))
 
 
 def curves(table: tables.Table, rows: Sequence[cross.Row]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from bdl_pipe.metrics.joint import names
 from bdl_pipe.scores import Quantity
 from bdl_report import columns, students, tables
 from bdl_report.students import beside
-from benchmarks.pages.coresets import uncommitted
+from benchmarks import written
 from pipeline.core.load import load
 from pipeline.core.settings import Settings
 from pipeline.stages import report
@@ -40,30 +40,27 @@ _COLUMNS: Final = (  # title, quantity, and which of the pair's figures
 def main() -> None:
     """Write the page from the report of this folder."""
     read = load()
-    facts = report.facts(read, Settings.read())
-    text = ["# Students beside their teachers", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n")]
-    text.append("\n".join(f"- {key}: {value}" for key, value in facts.items()))
+    text = list[str]()
     for part in tables.gather(report.infos(read)).by_dataset().values():
         if students.of(part).runs:
             text += [f"## {part.dataset}", table(part)]
-    OUT.write_text("\n\n".join(text) + "\n")
+    facts = report.facts(read, Settings.read())
+    OUT.write_text(written.page("Students beside their teachers", __doc__, facts, *text))
 
 
 def table(part: tables.Table) -> str:
     """Return the table of a data set's students as Markdown; a quantity that no student has is left out."""
     runs = students.of(part).runs
     shown = [(title, q, each) for title, q, each in _COLUMNS if any(part.estimate(run.key, q) for run in runs)]
-    lines = [
-        ["student", "teacher", *(f"{title}, {of}".removesuffix(", ratio") for title, _, each in shown for of in each)],
-        [":---", ":---", *["---:"] * sum(len(each) for *_, each in shown)],
-    ]
+    titles = [f"{title}, {of}".removesuffix(", ratio") for title, _, each in shown for of in each]
+    lines = list[list[str]]()
     for run in runs:
         cells = [run.setting, part.names.get(run.imitates or "", run.imitates or columns.NOTHING)]
         for _, quantity, each in shown:
             pair = beside(part.scores[run.key], part.scores.get(run.imitates or ""), quantity)
             cells += [students.CELLS[of](pair, columns.Column(of, quantity)).text for of in each]
         lines.append(cells)
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    return written.table(["student", "teacher", *titles], lines, left=2)
 
 
 if __name__ == "__main__":

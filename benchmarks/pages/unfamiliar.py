@@ -18,7 +18,7 @@ from typing import Final
 from bdl_pipe.metrics import ood
 from bdl_pipe.metrics.ood.rows import StoredFit
 from bdl_pipe.metrics.ood.table import GROUPS
-from benchmarks.pages.coresets import uncommitted
+from benchmarks import written
 from pipeline.core import places
 from pipeline.core.load import load
 from pipeline.core.model import Params
@@ -58,13 +58,13 @@ def main(name: str = "README") -> None:
         f"held out, {key}": list(dataset.held_out) for key, dataset in params.datasets.items() if dataset.held_out
     }
     facts |= {"bytes of stored rows": f"{size:,}", "seconds of all scores": round(time.process_time() - started)}
-    text = ["# Scores of the unfamiliar", *uncommitted(facts), __doc__.partition("\n")[2].strip("\n"), NOTE]
-    text.append("\n".join(f"- {key}: {value}" for key, value in facts.items()))
+    text = list[str]()
     OUT.mkdir(parents=True, exist_ok=True)
     for title, runs in results.items():
         text += [f"## {title}", *page(runs)]
         ood.frame(runs).round(6).to_csv(OUT / f"{title}.csv", index=False)
-    (OUT / f"{name}.md").write_text("\n\n".join(text) + "\n")
+    about = f"{__doc__.rstrip()}\n\n{NOTE}"
+    (OUT / f"{name}.md").write_text(written.page("Scores of the unfamiliar", about, facts, *text))
 
 
 def folds_of(params: Params) -> dict[str, tuple[str, int]]:

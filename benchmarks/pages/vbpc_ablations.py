@@ -10,11 +10,12 @@ its error. With two seeds this rule calls 30 % of our null effects real (Student
 of them with either sign. An effect of the paper is *found* if ours has the same sign.
 """
 
-import csv
 import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks import stored_rows, written
 
 OUT = Path("results/vbpc")
 Score = tuple[float, float]  # mean, standard error
@@ -97,8 +98,7 @@ ABLATIONS = (
 
 def main() -> None:
     """Read the study and write the page."""
-    with (OUT / "ablations.csv").open() as file:
-        text = page(list(csv.DictReader(file)))
+    text = page(stored_rows.read(OUT / "ablations.csv"))
     (OUT / "ablations-beside-the-paper.md").write_text(text)
     print(text)
 
@@ -129,7 +129,7 @@ def page(rows: list[dict[str, str]]) -> str:
         [
             "# VBPC's ablations, ours beside the paper's",
             "",
-            (__doc__ or "").partition("\n")[2].strip("\n"),
+            written.about(__doc__),
             "",
             f"Ours by default: {_pair(own)}; the paper's: {_pair(ABLATIONS[0].default)}.",
             "",

@@ -17,6 +17,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from scipy.optimize import curve_fit
 
+from benchmarks import written
+
 OUT = Path("results/vbpc")
 PAPER_STEPS, PAPER = 500_000, {"errors": 1 - 0.894, "nll": 0.30}  # Lee et al. 2025, table 1: three blocks, width 128
 STUDIES = {"steps": 2, "recipe": 3}  # the study's file -> blocks of its trunk
@@ -77,16 +79,8 @@ def stored() -> tuple[list[Curve], dict[tuple[str, str], Law]]:
 
 def page(curves: list[Curve], laws: dict[tuple[str, str], Law]) -> str:
     """Return the page of the laws."""
-    lines = [
-        "# VBPC: what more steps would give",
-        "",
-        (__doc__ or "").partition("\n")[2].strip(),
-        "",
-        "![law](law.svg)",
-        "",
-        "| trunk | metric | steps run | a | b | c | residual | at 500,000 steps | the paper's | s/step | hours here |",
-        "| --- | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |",
-    ]
+    head = ("trunk", "metric", "steps run", "a", "b", "c", "residual", "at 500,000 steps", "the paper's", "s/step")
+    rows = list[list[str]]()
     for curve in curves:
         step = float(np.median(curve.seconds / curve.steps))
         for metric, title in METRICS.items():
@@ -95,8 +89,9 @@ def page(curves: list[Curve], laws: dict[tuple[str, str], Law]) -> str:
             cells = [curve.name, title, ", ".join(f"{s:,}" for s in curve.steps), f"{a:.3f} ± {a_error:.3f}"]
             cells += [f"{b:.3f}", f"{c:.2f} ± {c_error:.2f}", f"{law.residual:.4f}", f"{law(PAPER_STEPS):.3f}"]
             cells += [f"{PAPER[metric]:.3f}", f"{step:.3f}", f"{step * PAPER_STEPS / 3600:.0f}"]
-            lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
+            rows.append(cells)
+    parts = ("# VBPC: what more steps would give", written.about(__doc__), "![law](law.svg)")
+    return "\n\n".join([*parts, written.table([*head, "hours here"], rows, left=3)]) + "\n"
 
 
 def read(path: Path, blocks: int) -> list[Curve]:

@@ -3,7 +3,6 @@
 import contextlib
 import importlib.metadata
 import importlib.util
-import platform
 import subprocess
 import sys
 import time
@@ -35,6 +34,7 @@ from benchmarks.your_data.tables import Table
 from pipeline.core import places, provenance
 from pipeline.core.load import load
 from pipeline.core.model import Params, Run
+from pipeline.core.records import device_name
 from pipeline.prepared import folders
 
 from .settings import INSTALL, Rival, file_of
@@ -101,15 +101,7 @@ def facts() -> dict[str, Any]:
     }
     with contextlib.chdir(project.ROOT):
         commit = provenance.commit()
-    return {"commit": commit, "device": processor(), "threads of a fit": _THREADS, "packages": found}
-
-
-def processor() -> str:
-    """Return the processor's name, as Linux has it."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.is_file() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
+    return {"commit": commit, "device": device_name("cpu"), "threads of a fit": _THREADS, "packages": found}
 
 
 def method_of(rival: Rival, folder: Path) -> Method:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from benchmarks import written
 from benchmarks.simulation.model import HOUR, NETWORK
 
 _HEAD: Final = (
@@ -45,9 +46,9 @@ def chosen(runs: Sequence[Mapping[str, Any]], of: Mapping[str, Any]) -> list[Map
     return [run for run in runs if all(run[key] == value for key, value in of.items())]
 
 
-def row(run: Mapping[str, Any]) -> str:
-    """Write a scenario as a row."""
-    cells = (
+def row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    """Write a scenario as the cells of a row."""
+    return (
         run["scenario"],
         f"{run['nodes'] * run['slots']:,}",
         f"{run['stages']:,}",
@@ -70,15 +71,13 @@ def row(run: Mapping[str, Any]) -> str:
         f"{run['given_up']:,}",
         f"{run['held'] / 1e9:,.1f}",
     )
-    return f"| {' | '.join(cells)} |"
 
 
 def page(runs: Sequence[Mapping[str, Any]]) -> str:
     """Write all scenarios as a table, and where each series has its knee."""
     knees = [f"- {label}: {knee(chosen(runs, of)):,} slots" for label, of in SERIES.items()]
     said = "The most slots of which 80 % are at work (0: none of those simulated):"
-    head = [f"| {' | '.join(_HEAD)} |", f"| --- |{' ---: |' * (len(_HEAD) - 1)}"]
-    return "\n".join([said, "", *knees, "", *head, *map(row, runs)]) + "\n"
+    return "\n".join([said, "", *knees, "", written.table(_HEAD, [*map(row, runs)])]) + "\n"
 
 
 def used(run: Mapping[str, Any]) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from bdl_pipe.metrics.pit import THIRDS
+from benchmarks import written
 from benchmarks.rivals.settings import RIVALS
 
 from . import shown
@@ -235,7 +236,7 @@ def _rank_table(of: Mapping[tuple[str, str], Ranks]) -> str:
         ]
         if any(cells):
             lines.append([f"`{label}`", *cells])
-    return shown.table(titles, lines)
+    return written.table(titles, lines)
 
 
 def _distances(rows: pd.DataFrame, by_task: Mapping[str, Sequence[str]]) -> str:
@@ -254,7 +255,7 @@ def _distances(rows: pd.DataFrame, by_task: Mapping[str, Sequence[str]]) -> str:
         if any(cells[1:]):
             lines.append(cells)
     titles = [f"NLL, {which} {task}" for task in by_task for which in ("seen", "unseen")]
-    return shown.table(["The headline less", *titles, "CRPS ratio"], lines)
+    return written.table(["The headline less", *titles, "CRPS ratio"], lines)
 
 
 def _beyond(worst: pd.DataFrame) -> list[str]:
@@ -266,7 +267,7 @@ def _beyond(worst: pd.DataFrame) -> list[str]:
         for name, other, gap, error, rows, commit in worst.itertuples(index=False)
     ]
     titles = ["Table", "", "The least NLL", "Test rows, all splits", "The headline less it", "Commit"]
-    return ["### Beyond the bound", f"{_BEYOND} {told}", shown.table(titles, lines)]
+    return ["### Beyond the bound", f"{_BEYOND} {told}", written.table(titles, lines)]
 
 
 def _with_error(values: pd.Series) -> str:
@@ -294,7 +295,7 @@ def _coverage(rows: pd.DataFrame, names: Sequence[str]) -> list[str]:
         f"{held} every third is from 80 to 97 %. The error is the binomial standard error of a third."
     )
     titles = ["Table", "", "Test rows", "All", *(third.capitalize() for third in THIRDS.values()), "Error"]
-    return [told, shown.table(titles, lines)]
+    return [told, written.table(titles, lines)]
 
 
 def _seconds(rows: pd.DataFrame) -> str:
@@ -309,7 +310,7 @@ def _seconds(rows: pd.DataFrame) -> str:
         cells += [f"{mine['search_seconds'].sum():.0f}" if trials else "", trials]
         lines.append([f"`{label}`", len(of), *cells])
     titles = ["", "Tables", "Fits, all tables", "Median fit", "Search, all splits", "Trials of a table, median"]
-    return shown.table(titles, lines)
+    return written.table(titles, lines)
 
 
 def _by_table(rows: pd.DataFrame, score: str, names: Sequence[str]) -> str:
@@ -327,4 +328,4 @@ def _by_table(rows: pd.DataFrame, score: str, names: Sequence[str]) -> str:
         lines.append(
             [name, "seen" if BY_NAME[name].seen else "unseen", f"{BY_NAME[name].rows:,}", splits[name], *cells]
         )
-    return shown.table(["Table", "", "Rows", "Splits", *(f"`{label}`" for label in labels)], lines)
+    return written.table(["Table", "", "Rows", "Splits", *(f"`{label}`" for label in labels)], lines)

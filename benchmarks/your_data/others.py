@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import pandas as pd
 
+from benchmarks import written
 from benchmarks.protocols import scoringbench, tables
 from benchmarks.rivals.settings import RIVALS
 
@@ -73,13 +74,13 @@ _TABARENA: Final = (
 def _rivals(rivals: pd.DataFrame, worst: pd.DataFrame | None) -> list[str]:
     """Return the judgement, and the rows of rivals that it does not have."""
     names = [name for name in RIVALS if name in set(rivals["rival"])]
-    listed = shown.table(["Rival", ""], [[f"`{name}`", RIVALS[name].about] for name in names])
+    listed = written.table(["Rival", ""], [[f"`{name}`", RIVALS[name].about] for name in names])
     rest = rivals.drop(index=judged.labelled(rivals).index)
     lines = [
         [row.table, f"`{row.rival}`", row.split, f"{row.nll:.3f}", shown.small(row.crps), row.commit]
         for row in rest.itertuples()
     ]
-    others = shown.table(["Table", "Rival, at its defaults", "Split", "NLL", "CRPS", "Commit"], lines)
+    others = written.table(["Table", "Rival, at its defaults", "Split", "NLL", "CRPS", "Commit"], lines)
     return [listed, *judged.sections(rivals, worst), *(["### Further rows", _FURTHER, others] if lines else [])]
 
 
@@ -100,7 +101,7 @@ def _protocol(frame: pd.DataFrame) -> list[str]:
     for (table, method), mine in frame.groupby(["table", "method"], sort=False):
         means = [f"{mine[score].mean():.4g}" for score in _SCORES]
         rows.append([table, method, len(mine), *means, f"{100 * mine['coverage_90'].mean():.1f}"])
-    parts = [shown.table(["Table", "Method", "Folds", *_SCORES.values(), "Coverage %"], rows)]
+    parts = [written.table(["Table", "Method", "Folds", *_SCORES.values(), "Coverage %"], rows)]
     if frame["method"].nunique() > 1:
         ranks = {score: scoringbench.ranked(frame, score) for score in _SCORES}
         first = ranks["crps"]
@@ -110,7 +111,7 @@ def _protocol(frame: pd.DataFrame) -> list[str]:
             "small."
         )
         lines = [[method, *(f"{found.means[method]:.1f}" for found in ranks.values())] for method in first.means]
-        parts += [told, shown.table(["Method", *_SCORES.values()], lines)]
+        parts += [told, written.table(["Method", *_SCORES.values()], lines)]
     return [*parts, _published("scoringbench")]
 
 
@@ -119,7 +120,7 @@ def _errors(frame: pd.DataFrame) -> str:
     folds, of = frame.groupby("table")["fold"].nunique(), tables.of("tabarena")
     kinds = {"regression": "RMSE", "binary": "1 − ROC AUC", "multiclass": "log loss"}
     rows = [[table, kinds[of[str(table)].task], folds[table], *map(shown.small, row)] for table, row in wide.iterrows()]
-    return shown.table(["Table", "Error", "Folds", *map(str, wide.columns)], rows)
+    return written.table(["Table", "Error", "Folds", *map(str, wide.columns)], rows)
 
 
 def _published(protocol: str = "tabarena") -> str:
@@ -127,4 +128,4 @@ def _published(protocol: str = "tabarena") -> str:
     for table in tables.of(protocol).values():
         figures = ", ".join(f"{name} {value:.6g}" for name, value in table.published.items())
         rows.append([table.name, " ".join(table.source), figures, "; ".join(table.differs.values()) or "nothing"])
-    return shown.table(["Its table", "Ours", "Its description", "What differs"], rows)
+    return written.table(["Its table", "Ours", "Its description", "What differs"], rows)

@@ -18,6 +18,7 @@ import pandas as pd
 from bdl_pipe.files import write_bytes
 from bdl_pipe.metrics.comparison import mean_ranks
 from bdl_pipe.registry import METHODS
+from benchmarks import written
 
 from . import others, shown
 from .tables import BY_NAME
@@ -229,7 +230,7 @@ def _by_kind(frame: pd.DataFrame) -> list[str]:
     )
     titles = ["Tables", "Number", "Best Bayesian network", "Best network", "A Bayesian network, in the mean"]
     titles += [f"`{WITH_TREES}`"]
-    return ["## Networks and boosting", told, shown.table(titles, rows)]
+    return ["## Networks and boosting", told, written.table(titles, rows)]
 
 
 def _listed(frame: pd.DataFrame, task: str, names: Sequence[str]) -> str:
@@ -257,7 +258,7 @@ def _listed(frame: pd.DataFrame, task: str, names: Sequence[str]) -> str:
         *process,
         f"`{WITH_TREES}`",
     ]
-    return shown.table([*titles, "It less boosting", "Seconds, boosting", "Seconds, network"], rows)
+    return written.table([*titles, "It less boosting", "Seconds, boosting", "Seconds, network"], rows)
 
 
 def _by_method(frame: pd.DataFrame) -> str:
@@ -277,7 +278,7 @@ def _by_method(frame: pd.DataFrame) -> str:
         cells.append(f"{ece[method].mean():.3f}" if method in ece.columns and ece[method].notna().any() else "")
         rows.append([*cells, shown.seconds(seconds[method].median())])
     titles = ["Method", "Below `constant`", "At or below `boosting`", "CRPS", "Coverage %", "ECE", "Seconds"]
-    return shown.table(titles, rows)
+    return written.table(titles, rows)
 
 
 def _ratio(score: pd.DataFrame, method: str) -> float:
@@ -299,7 +300,7 @@ def _ratios(frame: pd.DataFrame) -> str:
         ]
         for method in sorted(methods, key=lambda method: _ratio(of["crps"], method))
     ]
-    return shown.table(["Method", "Tables", *PROTOCOL.values(), "Log score", "Seconds"], rows)
+    return written.table(["Method", "Tables", *PROTOCOL.values(), "Log score", "Seconds"], rows)
 
 
 def _ranks(frame: pd.DataFrame) -> list[str]:
@@ -316,7 +317,7 @@ def _ranks(frame: pd.DataFrame) -> list[str]:
         f"Mean ranks of the {len(whole)} methods that all {ranks['crps'].datasets} tables of regression have. Methods "
         f"that differ by less than {ranks['crps'].critical:.1f} are not distinguishable (Nemenyi, at 5 %; Demšar 2006)."
     )
-    return [told, shown.table(["Method", *PROTOCOL.values(), "Log score"], rows)]
+    return [told, written.table(["Method", *PROTOCOL.values(), "Log score"], rows)]
 
 
 def _boosting(frame: pd.DataFrame) -> str:
@@ -337,7 +338,7 @@ def _sources(names: Sequence[str]) -> str:
     for table in map(BY_NAME.__getitem__, names):
         out = ", ".join(f"{column} ({why})" for column, why in table.leave_out.items())
         rows.append([table.name, " ".join(table.source), table.target, table.size, out, table.licence])
-    return shown.table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
+    return written.table(["Table", "Source", "Target", "Size", "Left out", "Licence"], rows)
 
 
 def _run(about: dict[str, Any]) -> str:

@@ -1,18 +1,10 @@
 """Figures and tables of the page results/your_data, as text."""
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 
 TEST_OVER_TRAIN = 1 / 9  # test rows over training rows: a standard split tests on a tenth of the rows
-
-
-def table(titles: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Return a table in Markdown; all columns but the first are aligned on the right."""
-    rule = ["---", *(["---:"] * (len(titles) - 1))]
-    lines = [f"| {' | '.join(titles)} |", f"| {' | '.join(rule)} |"]
-    return "\n".join([*lines, *(f"| {' | '.join(map(str, row))} |" for row in rows)])
 
 
 def mean_and_error(differences: np.ndarray) -> tuple[float, float]:
