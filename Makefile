@@ -14,7 +14,7 @@ export RAY_USAGE_STATS_ENABLED := 0
 export MLFLOW_DISABLE_TELEMETRY := true
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help install data repro comparison check lowest test soak lint compiled quick pytest weather ui docs tutorials bench clean distclean
+.PHONY: help install data repro comparison check lowest test soak lint compiled quick pytest weather ui docs tutorials clean distclean
 help:
 	@echo "make install   .venv with the versions of constraints.txt"
 	@echo "make repro     the default run, 4 to 5 min: what is out of date, JOBS=$(JOBS) stages at once, then the report and a small search"
@@ -28,7 +28,6 @@ help:
 	@echo "make ui        the tracking page"
 	@echo "make docs      docs/ as a site"
 	@echo "make tutorials run docs/tutorials, and write their pages"
-	@echo "make bench     speed and memory"
 	@echo "make clean     remove results (DVC's cache keeps them: dvc checkout); distclean: also .venv and cache"
 
 # constraints.txt names every package, so no tool has to resolve versions. uv installs the packages in a fifth of pip's time,
@@ -71,7 +70,6 @@ PYTEST := OMP_NUM_THREADS=1 python -m pytest
 # A worker that died is not replaced: tests/tiers.py ends the session, as its group of tests would run nowhere.
 PARALLEL := --dist loadgroup --no-loadscope-reorder --max-worker-restart=0
 SEARCH := params/tuned/vbll-boston.yaml
-SOAKS := kill_soak cluster_faults served_soak
 
 repro: install data
 	@python -m pipeline repro -j $(JOBS)
@@ -139,9 +137,6 @@ docs: install
 
 tutorials: install data
 	@OMP_NUM_THREADS=1 python -m benchmarks.tutorials
-
-bench: install data
-	@for file in $(filter-out $(SOAKS:%=benchmarks/%.py),$(wildcard benchmarks/*.py)); do echo "== $$file"; OMP_NUM_THREADS=1 python $$file || exit 1; done
 
 clean:
 	rm -rf work report .state mlruns .pytest_cache .mypy_cache .ruff_cache .import_linter_cache
