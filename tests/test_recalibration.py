@@ -23,6 +23,7 @@ from bdl_pipe.posterior import Predictor
 from bdl_pipe.predictive import Categorical, Gaussian, Predictive
 from bdl_pipe.recalibration import Recalibration, Widened
 from bdl_pipe.seeds import Seed
+from bdl_pipe.student_t import StudentT
 from pipeline.prepared import folders
 from tests.preparing import dataset_of, prepare_at
 from tests.refusals import refusal
@@ -239,6 +240,20 @@ def test_intervals_of_log_targets_are_exponentiated() -> None:
     low, high = Recalibration((1.0,), (1.0,), torch.linspace(0, 1, 99).double()).interval(predictive, logs, 0.5)
     np.testing.assert_allclose(low * high, 1)
     np.testing.assert_allclose(high.log(), 2 * torch.linspace(0, 1, 99).double()[49])
+
+
+@pytest.mark.parametrize("log", [False, True])
+def test_rows_with_one_wide_student_t_have_the_interval_of_their_smallest_errors(log: bool) -> None:
+    """The width of a predictive that all rows share plays no part: the radius is the 90th of 99 errors."""
+
+    def student(rows: int) -> StudentT:
+        zeros = torch.zeros(1, rows, 1).double()
+        return StudentT(zeros, zeros + 1, zeros + 3)
+
+    z = np.arange(1.0, 100.0)[:, None] / 20
+    rows, transform = Examples(np.zeros((99, 1)), np.exp(z) if log else z), replace(UNCHANGED, log=log)
+    ends = recalibration.fit(one_batch(student(99), 99), rows, transform).interval(student(1), transform, 0.9)
+    np.testing.assert_allclose([float(end.log() if log else end) for end in ends], [-4.5, 4.5], rtol=1e-6)
 
 
 def test_one_far_draw_of_a_logarithm_does_not_set_the_mean_of_the_widened_mixture() -> None:

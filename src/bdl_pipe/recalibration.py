@@ -134,9 +134,10 @@ def fit(
             apart, or ``conformal.OF_CLASSES``.
     """
     parts = [(predictive, transform.targets(rows.targets[at])) for at, predictive in batches]
+    # in the standard deviations that intervals are made of: those of for_logarithms may be smaller
+    scores, order = torch.cat([conformal.row_scores(predictive, targets) for predictive, targets in parts]).sort()
     if transform.log and transform.scale is not None:  # as the recalibration is applied
         parts = [(for_logarithms(of, transform.scale), targets) for of, targets in parts]
-    scores, order = torch.cat([conformal.row_scores(predictive, targets) for predictive, targets in parts]).sort()
     groups = None
     if grouped_by is not None:
         of_row = rows.targets if grouped_by == conformal.OF_CLASSES else rows.inputs[:, grouped_by]
