@@ -31,6 +31,7 @@ from .ascent import around_best, candidates
 from .bandits import in_blocks
 from .beliefs import PosteriorBelief
 from .question import Question
+from .rules import uniform
 
 _CANDIDATES: Final = 1000  # where the ascent of an acquisition function starts
 
@@ -179,14 +180,18 @@ class Maximise(Decider):
         random, cube = address.fold("candidates").numpy(), (self.rows - self._low) / self._span
         enough = len(self.values) >= self._start
         belief = self._fit(cube, self.values) if enough and self._agent.choosing.needs_posterior else None
-        rule = self._agent.choosing
-        if rule.propose is None or (belief is None and rule.needs_posterior) or not enough:
+        rule, width = self._agent.choosing, self._agent.width
+        if rule.choose is uniform or (belief is None and rule.needs_posterior) or not enough:
             return self._low + self._span * random.random((count, len(self._low)))
-        starts = candidates(cube[self.values.argmax()], _CANDIDATES, random)[None]
+        starts = candidates(cube[self.values.argmax()], max(count, _CANDIDATES), random)[None]
         question = Question(starts, count, (cube, self.values), continuous=True)
         if self._agent.region is not None:
             question = around_best(question, self._agent.region, address.fold("region"))
-        return self._low + self._span * rule.propose(belief, question, self._agent.width, address)
+        if rule.propose is None:
+            points = question.candidates[0, rule.choose(belief, question, width, address)[0]]
+        else:
+            points = rule.propose(belief, question, width, address)
+        return self._low + self._span * points
 
     def tell(self, rows: ArrayLike, values: ArrayLike) -> None:
         """Add evaluations: inputs [row, column], asked for or not, and their values [row].

@@ -210,6 +210,20 @@ def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) 
         Arms.load(tmp_path / "search.json")
 
 
+def test_a_search_follows_a_rule_that_proposes_no_points() -> None:
+    """Of 1,000 points on a line of slope 1, three draws of the function have their largest value above .95.
+
+    Three uniform points do so with a probability of .0001.
+    """
+    rows = np.linspace(0.0, 0.9, 30)[:, None]
+    search, oracle = (Maximise([(0.0, 1.0)], "linear", rule) for rule in ("marginal_thompson", "oracle"))
+    for told in (search, oracle):
+        told.tell(rows, rows[:, 0])
+    assert search.ask(3).min() > 0.95
+    with pytest.raises(UserError, match=r"^rule: must fit the task \(oracle is for bandits\), got oracle$"):
+        oracle.ask()
+
+
 @pytest.mark.parametrize("updates", [True, False])
 def test_a_bandit_finds_the_arm_of_each_context_and_goes_on_from_a_file(updates: bool, tmp_path: Path) -> None:
     """Arm 1 pays for contexts above 0, arm 0 below; uniform pulls are right in 15 of 20 with a probability of .02."""
