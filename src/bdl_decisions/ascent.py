@@ -33,6 +33,7 @@ _STEPS: Final = 60
 _APART: Final = 1e-4  # the least distance of a new point from all others, in some column
 _DRAWS: Final = 128  # functions in the expectation of a batch's improvement
 _SMOOTH: Final = 1e-4  # the width of a draw's improvement, in standard deviations of the known values
+_LEAST: Final = 1e-9  # the least standard deviation of a function, in the same unit
 
 
 def candidates(
@@ -133,12 +134,13 @@ def improvement_of(belief: Belief, question: Question, width: float, rng: Seed, 
     It is exact for one point; for more it is a mean over functions drawn at all points together.
     """
     assert question.known is not None
-    smooth = _SMOOTH * float(question.known[1].std())
+    unit = float(question.known[1].std())
+    smooth = _SMOOTH * unit
 
     def one(points: Tensor) -> Tensor:
         mean, deviation = belief.parts(points[:, None], rng)
-        return log_expected_improvement(mean, deviation.clamp_min(1e-9) if deviation.any() else deviation + smooth,
-                                        question.best)[:, 0]  # fmt: skip
+        deviation = deviation.clamp_min(_LEAST * unit) if deviation.any() else deviation + smooth
+        return log_expected_improvement(mean, deviation, question.best)[:, 0]
 
     def more(points: Tensor) -> Tensor:
         drawn = belief.values(torch.cat([before, points])[None], _DRAWS, rng)[:, 0]

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -180,6 +181,17 @@ def test_a_proposed_point_is_a_local_maximum_that_no_candidate_reaches(method: s
         return
     spread = value(candidates).std().item()
     assert (near <= at + 1e-3 * spread).all() and at > value(candidates).max()
+
+
+def test_the_unit_of_the_values_adds_its_logarithm_to_that_of_the_improvement(monkeypatch: pytest.MonkeyPatch) -> None:
+    belief, question = fitted("map_blr")
+    points, unit = torch.from_numpy(question.candidates[0]), 1e-12
+    plain = ascent.improvement_of(belief, question, 1.0, Seed(2), points[:0])(points)
+    parts, (rows, values) = belief.parts, question.known
+    monkeypatch.setattr(belief, "parts", lambda *asked: tuple(unit * part for part in parts(*asked)))
+    question = replace(question, known=(rows, unit * values))
+    small = ascent.improvement_of(belief, question, 1.0, Seed(2), points[:0])(points)
+    torch.testing.assert_close(small, plain + math.log(unit))
 
 
 def test_a_batch_has_different_points_inside_the_cube_and_tells_apart_what_it_has_chosen() -> None:
