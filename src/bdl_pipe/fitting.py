@@ -39,7 +39,7 @@ _ATTEMPT: Final = "attempt"
 _FACTORS: Final = ("value", "a", "rate")  # fields of schedules of step sizes
 _ROWS: Final = 20_000  # more training rows are thinned evenly to this number, before bins get their edges
 C = TypeVar("C")  # a frozen dataclass of hyperparameters
-FittedRuns = dict[str, tuple[list[State], float]]  # :func:`address` of a run -> its seeds' states, and its seconds
+FittedRuns = dict[str, tuple[list[State], float]]  # :func:`address` of runs -> the last one's states and seconds
 
 
 @dataclass(frozen=True)
@@ -188,8 +188,8 @@ def fit_runs(
     """
     fitted = {} if fitted is None else fitted
     states, seconds, now = dict[str, list[State]](), 0.0, clock(data.device)
-    for run in runs:
-        place = address(run, seed, split)
+    for number, run in enumerate(runs, 1):
+        place = address(runs[:number], seed, split)
         if place not in fitted:
             start = now()
             inputs = {kind: states[key] for kind, key in run.sources.items()}
@@ -201,10 +201,13 @@ def fit_runs(
     return states[runs[-1].key][0], seconds
 
 
-def address(run: Run, seed: int, split: int = 0) -> str:
-    """Return a run's key in ``fitted``: the settings that determine its states on the same data."""
-    about = [run.kind, run.key, configs.to_mapping(run.config), run.seeds, seed, split]
-    return json.dumps(about, sort_keys=True, default=str)
+def address(runs: Sequence[Run], seed: int, split: int = 0) -> str:
+    """Return the key in ``fitted`` of the last run of a plan: the settings that determine its states on the same data.
+
+    They include those of the runs before it, from which it is made.
+    """
+    about = [[run.kind, run.key, configs.to_mapping(run.config), run.seeds] for run in runs]
+    return json.dumps([about, seed, split], sort_keys=True, default=str)
 
 
 def _stored(state: State) -> State:

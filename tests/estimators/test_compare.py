@@ -101,6 +101,14 @@ def test_methods_of_one_and_of_all_seeds_of_a_trajectory_equal_their_separate_fi
     assert [len(posterior.tensors["head.bias"]) for posterior in fitted] == [20, 3 * 7]
 
 
+@pytest.mark.slow
+def test_one_method_of_two_trajectories_has_the_figures_of_each() -> None:
+    other = BayesianRegressor("swa", pace=0.01, upstream={"iterates": {"batch": 8}})
+    both = compare(X, Y, {"usual": BayesianRegressor("swa", pace=0.01), "other": other}, cv=2)
+    alone = compare(X, Y, {"other": other, "constant": "constant"}, cv=2)
+    assert both.table.loc["other", "nll"] == alone.table.loc["other", "nll"] != both.table.loc["usual", "nll"]
+
+
 @pytest.mark.parametrize("which", ["regression", "classes"])
 def test_a_comparison_draws_its_figures_and_shows_its_table(which: str, request: pytest.FixtureRequest) -> None:
     comparison = request.getfixturevalue(which)

@@ -202,7 +202,10 @@ class BayesianEstimator(Predicts):
                 device=self.device,
                 fitted=fitted,
             )
-        self.made_from_ = {run.key.removeprefix(f"{DATASET}-"): fitted[0][address(run, seed)][0] for run in runs[:-1]}
+        self.made_from_ = {
+            run.key.removeprefix(f"{DATASET}-"): fitted[0][address(runs[:number], seed)][0]
+            for number, run in enumerate(runs[:-1], 1)
+        }
         facts = {**schema(profile.raw, typed), "names": names}
         self.fitted_ = Fitted(parts, about(runs, method, seed), facts, self.device)
         self.left_out_ = dict(profile.left_out)
