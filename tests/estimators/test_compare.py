@@ -53,6 +53,11 @@ def test_figures_are_means_over_folds_and_differences_have_corrected_errors(regr
     assert ("3 folds are too few" in regression.verdict) == (not row["apart"])
 
 
+def test_folds_of_masks_have_the_errors_of_folds_of_row_numbers(regression: Comparison) -> None:
+    masks = [tuple(np.isin(np.arange(90), rows) for rows in pair) for pair in KFold(3).split(X)]
+    pd.testing.assert_frame_equal(compare(X, Y, NAMES, cv=masks).differences, regression.differences)
+
+
 def test_reliability_of_regression_is_the_share_of_targets_in_intervals(regression: Comparison) -> None:
     inside = {level: [] for level in (0.5, 0.9)}
     for train, test in KFold(3).split(X):

@@ -74,7 +74,8 @@ def compare(
         require(isinstance(estimator, kind), f"methods.{name}", rule, short(estimator))
     x = given.as_table(X) if given.is_frame(X) else np.asarray(without_masks(X))
     units, ordered = row_facts.units_of(x.shape[0], groups, dates)
-    folds = list(_folds(x.shape[0], y, cv, chosen, random_state, units, ordered))
+    pairs = _folds(x.shape[0], y, cv, chosen, random_state, units, ordered)
+    folds = [(_numbers(train), _numbers(test)) for train, test in pairs]
     require(len(folds) > 1, "cv", "must be at least 2 folds", len(folds))
     if chosen == "classification":
         _require_all_classes(folds, values_of(y))
@@ -130,6 +131,12 @@ def _folds(
         cv = kind(cv, shuffle=True, random_state=state)
     labels = values_of(y)
     return check_cv(cv, labels, classifier=task == "classification").split(np.zeros((rows, 1)), labels, units)
+
+
+def _numbers(rows: np.ndarray) -> np.ndarray:
+    """Return the numbers of rows, which may be given as a mask; a mask's length is not their count."""
+    rows = np.asarray(rows)
+    return np.flatnonzero(rows) if rows.dtype == bool else rows
 
 
 def _require_all_classes(folds: Sequence[tuple[np.ndarray, np.ndarray]], labels: np.ndarray) -> None:
