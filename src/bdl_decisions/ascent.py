@@ -139,7 +139,7 @@ def improvement_of(belief: Belief, question: Question, width: float, rng: Seed, 
 
     def one(points: Tensor) -> Tensor:
         mean, deviation = belief.parts(points[:, None], rng)
-        deviation = deviation.clamp_min(_LEAST * unit) if deviation.any() else deviation + smooth
+        deviation = deviation.clamp_min(_LEAST * (unit or 1)) if deviation.any() else deviation + smooth
         return log_expected_improvement(mean, deviation, question.best)[:, 0]
 
     def more(points: Tensor) -> Tensor:

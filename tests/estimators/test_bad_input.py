@@ -78,6 +78,7 @@ TARGETS: dict[str, Any] = {
     "beyond a float64": 2**60 + (9 * Y).astype(np.int64),
     "intervals": pd.cut(Y, 3),
     "years": np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")),
+    "nanoseconds": np.where(Y > 0, np.datetime64("2024"), np.datetime64("2025")).astype("M8[ns]"),
     "truths": Y > 0,
     "masked": np.ma.masked_array(Y, np.arange(60) == 0),
     "a gap of Arrow": pa.array([None, *Y[1:]]),

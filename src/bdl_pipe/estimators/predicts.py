@@ -65,6 +65,8 @@ class Predicts(TakesRows):
     def joint(self, X: object, rows: int | None = None, *, draws: int = DRAWS) -> Joint:
         """Return the joint distribution of the targets of several rows, which share a function.
 
+        It is not recalibrated: a recalibration applies to single rows.
+
         Args:
             rows: the number of consecutive rows in a group; each group has its own joint. None puts all rows in one
                 group.

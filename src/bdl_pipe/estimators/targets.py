@@ -110,14 +110,15 @@ def labels_of(y: object) -> np.ndarray:
     labels = values_of(y)
     if labels.ndim != 1 and labels.shape[1:] != (1,):
         return labels
-    flat = labels.ravel().tolist()
+    times = labels.dtype.kind in "Mm"  # tolist would make whole numbers of nanoseconds
+    flat = [*labels.ravel()] if times else labels.ravel().tolist()
     gaps = [row for row, label in enumerate(flat, 1) if is_gap(label)]
     if gaps:
         raise DataError(f"y: must have a class in every row, got {labels.ravel()[gaps[0] - 1]} in row {gaps[0]}")
     if labels.dtype.kind not in "OMm":
         return labels
     for kinds in ((bool, np.bool_), (int, np.integer), (float, np.floating)):
-        if all(isinstance(label, kinds) and (type(label) is not bool or bool in kinds) for label in flat):
+        if not times and all(isinstance(label, kinds) and (type(label) is not bool or bool in kinds) for label in flat):
             return np.array(flat).reshape(labels.shape)
     row = next((row for row, label in enumerate(flat, 1) if not isinstance(label, str)), 0)
     if row:
