@@ -120,10 +120,11 @@ def _run(
     task = datasets[spec.dataset].task
     require(task in method.tasks, f"{path}.method", f"must support {task} (the data of {spec.dataset})", method.name)
     merged = config.merge(methods[spec.method], spec.override)
-    numbers: Any = config.read(method.config, merged, f"methods.{spec.method}")
+    section = f"{path}.override" if spec.override else f"methods.{spec.method}"  # each section of methods is read above
+    numbers: Any = config.read(method.config, merged, section)
     run = Run(kind, key, spec, method, numbers, _sources(spec, method.stages[kind], path, bundles))
     for file in files_of(run.config):
-        require(file.is_file(), f"methods.{spec.method}", f"must name existing files in {Path.cwd()}", str(file))
+        require(file.is_file(), section, f"must name existing files in {Path.cwd()}", str(file))
     _check_sources(run, path, above, datasets)
     return run
 
