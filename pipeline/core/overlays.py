@@ -44,6 +44,8 @@ def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
 def set_values(values: Sequence[str], target: Path = PARAMS) -> list[str]:
     """Write each ``key=value`` into ``target``, and return a line for each change.
 
+    A run whose ``override`` has a changed value of its method keeps its own value: a further line names that key.
+
     Args:
         values: a dotted key and a value in YAML, such as ``methods.vbpc.gamma=50``.
 
@@ -54,7 +56,25 @@ def set_values(values: Sequence[str], target: Path = PARAMS) -> list[str]:
     """
     changes = read_values(values)
     with _alone(target):
-        return _merged(changes, target)
+        return [*_merged(changes, target), *_kept(changes, read_yaml(target))]
+
+
+def _kept(changes: Mapping[str, Any], document: Mapping[str, Any]) -> Iterator[str]:
+    methods = changes.get("methods") or {}
+    for section in SECTIONS.values():
+        for name, run in (document.get(section) or {}).items():
+            both = _common(methods.get(run["method"]), run.get("override"))
+            yield from (f"{section}.{name}.override.{key} still has {short(value)} for this run" for key, value in both)
+
+
+def _common(changed: Any, override: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the dotted keys that both sections have, with the values of the second."""
+    if isinstance(changed, Mapping) and isinstance(override, Mapping):
+        for key in [key for key in changed if key in override]:
+            if isinstance(changed[key], Mapping):
+                yield from ((f"{key}.{inner}", value) for inner, value in _common(changed[key], override[key]))
+            elif changed[key] != override[key]:
+                yield key, override[key]
 
 
 def read_values(values: Sequence[str]) -> dict[str, Any]:

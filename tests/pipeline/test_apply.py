@@ -50,6 +50,8 @@ def test_values_of_the_command_line_are_written_with_comments_kept_or_refused(ta
     values = ["methods.level.add=1e-4", "runs.toy-shift.override={inner: {shift: 2.5}}"]
     assert overlays.set_values(values, target)[0].startswith("methods.level.add: ")
     assert load(target).run("student", "toy-shift").config.inner.shift == 2.5
+    lines = overlays.set_values(["methods.shift.inner.shift=4.0"], target)
+    assert lines[1:] == ["runs.toy-shift.override.inner.shift still has 2.5 for this run"]
     assert len(target.read_text().splitlines()) == len(before.splitlines())
     bad = {
         "methods.level.ad=1": "is not a known key",
