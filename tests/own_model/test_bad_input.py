@@ -76,6 +76,7 @@ MODELS: dict[str, Callable[[], Any]] = {
     "pruned and trained": lambda: hooked(lambda layer: prune.l1_unstructured(layer, "weight", 0.5)),
     "TorchScript": lambda: quietly(lambda: torch.jit.trace(net(), X)),
     "softmax after the head": lambda: nn.Sequential(net(), nn.Softmax(-1)),
+    "one output as a view": lambda: nn.Sequential(net(1), Function(lambda y: y.view(-1))),
     "tied weights": tied,
     "a tuple as an answer": lambda: nn.Sequential(net(), Function(lambda y: (y, y))),
     "outputs of tokens": lambda: nn.Sequential(net(), Function(lambda y: y[:, None].expand(-1, 2, -1))),

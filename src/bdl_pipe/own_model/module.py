@@ -254,7 +254,7 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
     require(close(before, again), "model", "must give equal rows the same outputs in evaluation")
     fits = before.ndim in (1, 2) and len(before) == len(probe)
     require(fits, "model", f"must give outputs [row, output] of {len(probe)} rows", list(before.shape))
-    before = before.reshape(len(probe), -1)
+    shape, before = list(before.shape), before.reshape(len(probe), -1)
     alone = logits(asked("takes one row alone", lambda: called(model, layout.unpack(probe[:1])))).reshape(1, -1)
     rule = "must give a row the same outputs alone as among others in evaluation: use no statistics of a batch, and "
     require(close(alone, before[:1]), "model", f"{rule}set batch_first=True in attention and recurrent layers")
@@ -276,8 +276,9 @@ def _cut(model: nn.Module, layout: Layout, probe: Tensor, head: str | None) -> t
             failed = f"; with another layer in its place the model ended with {type(error).__name__}: {brief(error)}"
         model.set_submodule(name, layer)
     rule = "must be the last layer of the model and linear: nothing may follow it, such as a softmax or a ReLU"
+    cure = "; if only .view(-1), .flatten() or [:, 0] follows it, write .squeeze(-1)" if len(shape) == 1 else ""
     tried = head or (latest[0] if latest else last)
-    raise UserError(f"head {rule}, got {tried} ({len(probe)} rows give {list(before.shape)}){failed}")
+    raise UserError(f"head {rule}{cure}, got {tried} ({len(probe)} rows give {shape}){failed}")
 
 
 def _runs_channels_last(trunk: ModuleTrunk, probe: Tensor) -> bool:
