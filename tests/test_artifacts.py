@@ -88,6 +88,9 @@ def test_an_artifact_that_is_absent_of_another_kind_altered_truncated_or_incompl
     assert refused(nothing) == f"{nothing}: there is no coreset artifact here (no manifest.json)"
     assert refused(folder, "teacher") == f"{manifest}: must be a teacher artifact, got 'coreset'"
     whole, blob = manifest.read_text(), file.read_bytes()
+    manifest.write_text(whole.replace('"coreset"', '"module"'))
+    cure = "load it with bdl_pipe.ModulePosterior.load(path, model)"
+    assert refused(folder, "student") == f"{manifest}: must be a student artifact, got 'module'; {cure}"
     manifest.write_text(json.dumps(json.loads(whole) | {"schema": 99}))
     assert refused(folder) == f"{manifest}: schema version must be 2, got 99; make it again"
     manifest.write_text(whole)

@@ -29,6 +29,7 @@ from .files import write_bytes as write_bytes  # one of the ways to write a part
 
 SCHEMA: Final = 2
 MANIFEST: Final = "manifest.json"
+_LOADERS: Final = {"student": "bdl_pipe.load_predictor(path)", "module": "bdl_pipe.ModulePosterior.load(path, model)"}
 
 
 @dataclass(frozen=True)
@@ -242,7 +243,9 @@ def load(path: Path, kind: str, *, verify: bool = True) -> Artifact:
     if schema != SCHEMA:
         raise ArtifactError(f"{place}: schema version must be {SCHEMA}, got {short(schema)}; make it again")
     if manifest.get("kind") != kind:
-        raise ArtifactError(f"{place}: must be a {kind} artifact, got {short(manifest.get('kind'))}")
+        found = short(manifest.get("kind"))
+        cure = "".join(f"; load it with {call}" for of, call in _LOADERS.items() if found == short(of))
+        raise ArtifactError(f"{place}: must be a {kind} artifact, got {found}{cure}")
     if not isinstance(manifest.get("about"), dict):
         raise ArtifactError(f"{place}: is damaged: it has no section about")
     if not isinstance(manifest.get("files"), dict):
