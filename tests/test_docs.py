@@ -92,7 +92,7 @@ def test_a_python_block_runs_without_the_pipeline_and_prints_a_result(
 def test_a_shown_command_exists_and_its_arguments_parse(page: Path, language: str, text: str) -> None:
     """The pipeline's arguments parse; params files, modules, Dockerfiles and targets of make exist."""
     for line in text.splitlines():
-        words = shlex.split(line, comments=True)
+        words = shlex.split(re.sub(r"^[A-Z_]+=\S+ ", "", line), comments=True)
         if words[:3] == ["python", "-m", "pipeline"]:
             assert commands.parse(words[3:]).info_name in words[3:5]
             assert all((ROOT / word).is_file() for word in words if word.startswith("params/"))
