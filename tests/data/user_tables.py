@@ -110,6 +110,7 @@ CONTENTS: dict[str, Any] = {
     "a constant target": houses().assign(price=3.5),
     "a target that counts": houses().assign(price=np.arange(300)),
     "thousands": houses().assign(price="1,234"),
+    "a word among prices": houses().assign(price=[1.5, 2.5, "open", *houses()["price"][3:]]),
     "nothing but the target": houses()[["price"]].assign(one=1),
     "blanks": PLAIN.replace(",", " "),
     "carets": PLAIN.replace(",", "^"),

@@ -229,7 +229,8 @@ def _targets(answers: Sequence[Cells]) -> np.ndarray:
         if cells.kind in ("text", "truth"):
             cure = "say --task classification, or write numbers with a point and without separators of thousands"
             cure += kinds.how_to_say(cells)
-            raise DataError(f"{column} must be numeric, got {short(cells.texts()[0].as_py())} in row 1; {cure}")
+            word = kinds.no_number(cells.filled if cells.is_text else cells.texts().drop_null())
+            raise DataError(f"{column} must be numeric, got {short(word)} in row {cells.row_of(word)}; {cure}")
         values = cells.numbers()
         if np.ptp(values) == 0:
             raise DataError(f"{column} must vary, got {values[0]:g} in every row")
