@@ -257,7 +257,7 @@ def test_a_script_ends_in_one_line_at_a_cell_of_another_kind(of_a_table: tuple[P
     hook = "import sys; sys.modules.update(dict.fromkeys(('bdl_pipe', 'torch'))); from rows import read; import json\n"
     command = [sys.executable, "-c", hook + "read('bad.csv', json.load(open('schema.json')))"]
     done = subprocess.run(command, cwd=of_a_table[0], capture_output=True, text=True)
-    line = "bad.csv: column 'size' must be numeric, got 'many' in row 1; say what it is with `columns`"
+    line = "bad.csv: column 'size' must be numeric, got 'many' in row 1; correct the cells, or fit with another"
     assert done.returncode == 1 and done.stderr.startswith(line) and done.stderr.count("\n") == 1
 
 

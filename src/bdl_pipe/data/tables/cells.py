@@ -265,7 +265,7 @@ class Cells:
             numbers = self._reading[1].cast(pa.float64(), safe=False)
         else:
             row, value = self._first()
-            way = "say what it is with `columns`, or leave it out with `features`"
+            way = "correct the cells, or fit with another type in `columns`"
             if self.is_text and pc.match_substring_regex(pa.scalar(value), forms.DRESSED).as_py():
                 way = "write numbers without separators of thousands and without units, with a point"
             raise self._error(f"must be numeric, got {short(value)} in row {row}; {way}")
