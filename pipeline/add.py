@@ -26,6 +26,7 @@ from bdl_pipe.errors import DataError, UserError, short
 from bdl_pipe.method import Method
 from bdl_pipe.metrics import written
 from bdl_pipe.offers import Timing
+from bdl_pipe.registry import METHODS
 from bdl_pipe.seeds import Seed
 
 from .core import overlays
@@ -155,7 +156,8 @@ def _chosen(names: Sequence[str], size: Size, usable: Collection[str]) -> list[M
     for name in names:
         if name not in offered:
             rows = f"{size.rows:,} {'rows' if size.image is None else 'images'}"
-            rule = f"is not among the methods for {size.task} of {rows} ({', '.join(offered)})"
+            others = f" ({', '.join(offered)})" if name in METHODS else config.nearest(name, offered)
+            rule = f"is not among the methods for {size.task} of {rows}{others}"
             raise UserError(f"--methods: {short(name)} {rule}")
     return [method for name, method in offered.items() if not names or name in names]
 
@@ -172,7 +174,8 @@ def _plans(name: str, dataset: DatasetConfig, size: Size, chosen: Sequence[Metho
             lines.append(f"  calibration: {rows} (switch off with --calibration 0)")
     splits = "1 split" if dataset.splits == 1 else f"{dataset.splits} splits"
     inputs = f"{size.width} numbers a row" if size.image is None else "×".join(map(str, size.image)) + " pixels"
-    lines.append(f"{name}: {len(chosen)} methods, {splits}; a network sees {inputs}")
+    methods = "1 method" if len(chosen) == 1 else f"{len(chosen)} methods"
+    lines.append(f"{name}: {methods}, {splits}; a network sees {inputs}")
     slowed = [f"{key} {100 * pace:.0f} %" for key, pace in timing.paces.items() if pace < 1]
     lines.append(
         f"  about {written.seconds(round(timing.seconds, -1))} with every method; fewer with --methods or --minutes"

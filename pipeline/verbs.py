@@ -41,7 +41,7 @@ def check() -> None:
         UserError: the first value that breaks its rule.
     """
     params = _read(Settings.read())
-    print(f"ok: {len(params.datasets)} data sets, {len(params.runs)} runs")
+    print(f"ok: data sets: {len(params.datasets)}, runs: {len(params.runs)}")
 
 
 def apply(path: Path) -> None:

@@ -27,6 +27,7 @@ from .params_files import read_params
 PARAMS: Final = Path("params.yaml")
 _LONGEST: Final = 60.0  # seconds that a command waits for another one; a change takes less than one
 _SHOWN: Final = 4  # the largest number of new entries of a section that a message names
+_NULL: Final = "tag:yaml.org,2002:null"  # written as null, not as nothing
 
 
 def apply(overlay: Path, target: Path = PARAMS) -> list[str]:
@@ -221,6 +222,7 @@ def _edited(target: Path) -> Iterator[Any]:
     read_yaml(target)
     yaml = YAML()  # The round trip keeps comments, order and flow style.
     yaml.preserve_quotes, yaml.width = True, 4096
+    yaml.representer.add_representer(type(None), lambda writer, _: writer.represent_scalar(_NULL, "null"))
     document: Any = yaml.load(target.read_text(encoding="utf-8"))
     yield document
     text = io.StringIO()

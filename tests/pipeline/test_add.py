@@ -123,7 +123,7 @@ def test_few_groups_of_rows_have_as_many_splits_as_different_tests(add: Add) -> 
     houses().assign(town=lambda f: f.index % 4).to_csv("data/houses.csv", index=False)
     asked = ("houses.csv", "--target", "price", "--methods", "linear", "--split-by", "group:town")
     assert "splits must be at most 4 (--splits 4 of add)" in add(*asked, "--splits", "5", code=2)
-    assert "1 methods, 4 splits" in add(*asked)
+    assert "1 method, 4 splits" in add(*asked)
     assert load().datasets["houses"].splits == 4
 
 
