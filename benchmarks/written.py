@@ -55,7 +55,7 @@ def uncommitted(facts: Mapping[str, object]) -> list[str]:
         return []
     return [
         "**Tracked files differed from the commit below when this was made, and no commit has them: the figures\n"
-        "can be made anew, in about an hour, but not checked against their code.**"
+        "cannot be checked against their code.**"
     ]
 
 

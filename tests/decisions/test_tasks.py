@@ -211,9 +211,9 @@ def test_a_search_ends_near_the_maximum_and_goes_on_from_a_file(tmp_path: Path) 
 
 
 def test_a_search_follows_a_rule_that_proposes_no_points() -> None:
-    """Of 1,000 points on a line of slope 1, three draws of the function have their largest value above .95.
+    """The value is the input, so that the three chosen points are above .95.
 
-    Three uniform points do so with a probability of .0001.
+    Three uniform points are above it with a probability of .0001.
     """
     rows = np.linspace(0.0, 0.9, 30)[:, None]
     search, oracle = (Maximise([(0.0, 1.0)], "linear", rule) for rule in ("marginal_thompson", "oracle"))
